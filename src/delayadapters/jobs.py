@@ -1,0 +1,160 @@
+"""The value types. All are frozen; times are integer microseconds since the epoch on the Redis server's clock."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
+
+from .due import Delay, from_micros
+
+__all__ = [
+    "Claim",
+    "Command",
+    "IfExists",
+    "Job",
+    "NewJob",
+    "Outcome",
+    "Page",
+    "Payload",
+    "State",
+    "Stats",
+]
+
+IfExists: TypeAlias = Literal["error", "keep", "replace", "add"]
+NO_META: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Outcome(str, enum.Enum):
+    """What a verb did, or found instead."""
+
+    SCHEDULED = "scheduled"
+    """A new entry is stored."""
+    KEPT = "kept"
+    """``if_exists="keep"``: the job that was there stays; nothing was stored."""
+    REPLACED = "replaced"
+    """``if_exists="replace"``: the new entry is stored, the waiting one is gone."""
+    CANCELLED = "cancelled"
+    """The job will not be released. Final."""
+    RESCHEDULED = "rescheduled"
+    """The job waits for its new due time; a ``release_now`` makes it due at once."""
+    IN_FLIGHT = "in_flight"
+    """The job is being released right now. For ``replace``: the new entry is stored, the old one may still go out once."""
+    RELEASED = "released"
+    """The job was released recently (the last 10,000 or so are remembered)."""
+    NOT_FOUND = "not_found"
+    """No such job, or it was released long ago."""
+    REPLAYED = "replayed"
+    """A dead job waits again, due now, its attempts counted from zero."""
+    DISCARDED = "discarded"
+    """A dead job was deleted."""
+
+
+class State(str, enum.Enum):
+    """Where a job is."""
+
+    WAITING = "waiting"
+    LEASED = "leased"
+    DEAD = "dead"
+    RELEASED = "released"
+
+
+class Payload(enum.IntEnum):
+    """Stand-ins in a :data:`Command`: filled in by the release script, so that nothing is stored twice or goes stale."""
+
+    BYTES = 0
+    """The job's payload."""
+    DUE_MS = 1
+    """The job's due time, milliseconds since the epoch (follows a reschedule)."""
+    NOW_MS = 2
+    """The server's clock at release, milliseconds since the epoch."""
+    UNIQUE = 3
+    """32 hexadecimal characters, different for every release."""
+
+
+Command: TypeAlias = Sequence["str | bytes | int | Payload"]
+"""One Redis command of a direct release, for example ``("LPUSH", "queue", Payload.BYTES)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """One item for ``schedule_many``; the fields are ``schedule``'s arguments.
+
+    ``release`` makes it a direct release: these Redis commands put the job into a broker on the same server, in the
+    step that removes the entry. They run in order; one that fails leaves the job waiting for a retry at that command.
+    """
+
+    payload: bytes
+    delay: Delay | None = None
+    at: datetime | None = None
+    id: str | None = None
+    meta: Mapping[str, str] | None = None
+    release: Sequence[Command] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as stored.
+
+    ``due`` is the instant before which it is never released. ``attempts`` counts failed releases that were the
+    job's own fault, ``requeues`` the leases that passed. ``reason`` says why the last release failed. ``outcome`` is
+    set on what ``schedule``/``schedule_many`` return.
+    """
+
+    id: str
+    due: int
+    payload: bytes
+    meta: Mapping[str, str] = field(default=NO_META)
+    state: State = State.WAITING
+    attempts: int = 0
+    requeues: int = 0
+    reason: str | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def due_at(self) -> datetime:
+        """``due`` as an aware UTC datetime."""
+        return from_micros(self.due)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A due job in the hands of a releaser until its lease passes.
+
+    ``entry`` names this one scheduling of the job; ``lease`` is the deadline (microseconds) and the fence: an ack
+    quotes it, and a stale one is refused.
+    """
+
+    entry: bytes
+    lease: int
+    id: str
+    due: int
+    payload: bytes
+    meta: Mapping[str, str] = field(default=NO_META)
+    attempts: int = 0
+    requeues: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some jobs, in due order (dead jobs: in order of death). ``cursor`` continues; None: there are no more."""
+
+    jobs: Sequence[Job]
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The queue in numbers. ``waiting`` includes ``due``, the number due but unclaimed; ``next_due`` is microseconds
+    since the epoch, None when nothing waits; ``oldest_overdue`` the seconds the head is past its due time (0 when
+    healthy)."""
+
+    waiting: int
+    due: int
+    leased: int
+    dead: int
+    next_due: int | None
+    oldest_overdue: float
