@@ -1,0 +1,90 @@
+# Needs Python >= 3.10 (with venv) and make; everything else is installed below .envs/.
+# Package indexes come from the machine's own pip and uv configuration (PIP_*, UV_*, pip.conf, uv.toml).
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-core test-core5 test-celery coverage bench lint format envs clean
+
+PYTHON ?= python3
+ENVS := .envs
+UV := $(ENVS)/boot/bin/uv
+ARGS ?=
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# uv does not read pip's variables: pass on what pip was told, unless uv was told itself.
+ifndef UV_DEFAULT_INDEX
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX := $(PIP_INDEX_URL)
+endif
+endif
+
+core8_packages  := -e '.[cli,metrics]' --group test hiredis 'redis>=8,<9'
+core5_packages  := -e '.[cli,metrics]' --group test 'redis>=5.0.1,<5.1'
+celery_packages := -e '.[celery,cli]' --group test --group demo
+lint_packages   := -e '.[celery,cli,metrics,taskiq]' --group lint
+
+help: ## This list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+demo: $(ENVS)/celery.ok ## The Celery demo; ARGS=--compare sets it beside native Celery
+	$(ENVS)/celery/bin/python examples/celery_worker/demo.py $(ARGS)
+
+test: ## All tests: redis-py 8 on every Redis at hand, redis-py 5, Celery; then coverage (ARGS go to pytest)
+	@rm -f .coverage .coverage.*
+	@$(MAKE) --no-print-directory test-core test-core5 test-celery
+	@$(MAKE) --no-print-directory coverage
+
+# Exit status 5 is "no tests were found": with ARGS='-k name' that is no failure in one of several environments.
+pytest = $(ENVS)/$1/bin/coverage run -m pytest $2 $(ARGS) || { code=$$?; [[ $$code -eq 5 && -n "$(ARGS)" ]] || exit $$code; }
+
+test-core: $(ENVS)/core8.ok ## The core on redis-py 8; what uses the session's Redis, on each Redis version
+	@echo "== core, redis-py 8, every Redis version"
+	@export DELAY_REDIS_MATRIX=1; $(call pytest,core8,tests --ignore=tests/adapters)
+
+test-core5: $(ENVS)/core5.ok ## The core on redis-py 5.0
+	@echo "== core, redis-py 5"
+	@$(call pytest,core5,tests --ignore=tests/adapters)
+
+test-celery: $(ENVS)/celery.ok ## The Celery adapter
+	@echo "== adapters/celery"
+	@if [[ -d tests/adapters/celery ]]; then $(call pytest,celery,tests/adapters/celery); fi
+
+coverage: $(ENVS)/core8.ok ## Report what the tests since the last `make test` ran; never fails
+	@$(ENVS)/core8/bin/coverage combine -q && $(ENVS)/core8/bin/coverage report || true
+
+bench: $(ENVS)/core8.ok ## The benchmarks (ARGS go to benchmarks/run.py)
+	$(ENVS)/core8/bin/python benchmarks/run.py $(ARGS)
+
+lint: $(ENVS)/lint.ok ## ruff check, ruff format --check, mypy --strict
+	$(ENVS)/lint/bin/ruff check .
+	$(ENVS)/lint/bin/ruff format --check .
+	$(ENVS)/lint/bin/mypy --strict src
+
+format: $(ENVS)/lint.ok ## Let ruff fix and format
+	$(ENVS)/lint/bin/ruff check --fix .
+	$(ENVS)/lint/bin/ruff format .
+
+envs: $(ENVS)/core8.ok $(ENVS)/core5.ok $(ENVS)/celery.ok $(ENVS)/lint.ok ## Make all environments
+
+clean: ## Remove environments, caches and reports
+	rm -rf $(ENVS) .cache .coverage .coverage.* htmlcov dist build .hypothesis .ruff_cache
+
+# ------------------------------------------------------------------------------------------------- environments
+# NAME.ok is written last: an environment without it was interrupted, and is made anew.
+
+$(ENVS)/boot.ok:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed; make PYTHON=/path/to/python3")'
+	@echo "== making $(ENVS)/boot"
+	@mkdir -p $(ENVS)
+	@$(PYTHON) -m venv --clear $(ENVS)/boot
+	@$(ENVS)/boot/bin/python -m pip install --quiet 'uv>=0.8'
+	@touch $@
+
+$(ENVS)/%.ok: pyproject.toml Makefile $(ENVS)/boot.ok
+	@echo "== making $(ENVS)/$*"
+	@rm -f $@
+	@$(UV) venv --quiet --clear --python $(ENVS)/boot/bin/python $(ENVS)/$*
+	@$(UV) pip install --quiet --python $(ENVS)/$*/bin/python $($*_packages)
+	@touch $@
