@@ -6,7 +6,6 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 from .due import Delay, from_micros
@@ -25,7 +24,13 @@ __all__ = [
 ]
 
 IfExists: TypeAlias = Literal["error", "keep", "replace", "add"]
-NO_META: Final[Mapping[str, str]] = MappingProxyType({})
+NO_META: Final[Mapping[str, str]] = {}
+
+
+def _no_meta() -> Mapping[str, str]:
+    return NO_META
+
+
 
 
 class Outcome(str, enum.Enum):
@@ -107,7 +112,7 @@ class Job:
     id: str
     due: int
     payload: bytes
-    meta: Mapping[str, str] = field(default=NO_META)
+    meta: Mapping[str, str] = field(default_factory=_no_meta)
     state: State = State.WAITING
     attempts: int = 0
     requeues: int = 0
@@ -133,7 +138,7 @@ class Claim:
     id: str
     due: int
     payload: bytes
-    meta: Mapping[str, str] = field(default=NO_META)
+    meta: Mapping[str, str] = field(default_factory=_no_meta)
     attempts: int = 0
     requeues: int = 0
 

@@ -1,0 +1,464 @@
+"""Every request to Redis, built and read back. No I/O: an executor sends ``(script, keys, args)`` and hands the reply in."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import msgpack
+
+from ..errors import RecordUnreadable
+from ..jobs import Claim, IfExists, Job, Outcome, State
+from . import records
+from .keys import ShardKeys
+from .scripts import Script, load
+
+__all__ = ["Call", "Claimed", "Peek", "Plain"]
+
+T = TypeVar("T")
+PAGE_BYTES: Final = 1 << 20
+"""Claims and pages end early when their records pass this many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """A script call: repeatable, with the same effect and answer."""
+
+    script: Script
+    keys: list[bytes]
+    args: list[bytes]
+    parse: Callable[[Any], T]
+    shard: ShardKeys
+
+
+@dataclass(frozen=True, slots=True)
+class Plain(Generic[T]):
+    """Plain commands in one round trip. Reads and such writes as may be repeated."""
+
+    commands: list[tuple[bytes | str | int, ...]]
+    parse: Callable[[list[Any]], T]
+    shard: ShardKeys
+
+
+def token() -> bytes:
+    """Names one call, so that Redis knows a repeated one."""
+    return secrets.token_bytes(16)
+
+
+def _now(now: int | None) -> bytes | int:
+    return b"" if now is None else now
+
+
+# ---------------------------------------------------------------- schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One job of a schedule call: when it is due (``When.micros``, negated when relative), and its record."""
+
+    id: str
+    raw_id: bytes
+    when: int
+    flags: int
+    tail: bytes
+    payload: bytes
+    meta: Mapping[str, str]
+
+    def due(self, now: int) -> int:
+        return max(self.when, now) if self.when > 0 else now - self.when
+
+
+def schedule(
+    keys: ShardKeys, jobs: Sequence[Stored], if_exists: IfExists, now: int | None = None
+) -> Call[list[Job] | list[str]]:
+    """Stores all of ``jobs`` or none. Answers the jobs, or a list of the ids that were taken (nothing is stored then)."""
+    flat: list[Any] = []
+    for job in jobs:
+        flat += (job.raw_id, job.when, job.flags, job.tail)
+
+    def parse(reply: Any) -> list[Job] | list[str]:
+        at, _, special = msgpack.unpackb(reply, raw=True, strict_map_key=False)
+        if special and special[0][1] == b"exists":
+            return [jobs[row[0] - 1].id for row in special]
+        out = [
+            Job(job.id, job.due(at), job.payload, job.meta, State.WAITING, 0, 0, None, Outcome.SCHEDULED)
+            for job in jobs
+        ]
+        for index, what, *more in special:
+            one = out[index - 1]
+            if what == b"kept":
+                out[index - 1] = _job(one.id, more[0], more[2], Outcome.KEPT)
+            elif what == b"same":
+                first = out[more[0] - 1]
+                out[index - 1] = Job(first.id, first.due, first.payload, first.meta, outcome=Outcome.KEPT)
+            else:
+                outcome = Outcome(what.decode())
+                out[index - 1] = Job(one.id, one.due, one.payload, one.meta, outcome=outcome)
+        return out
+
+    packed = msgpack.packb(flat, use_bin_type=False)
+    script = load("schedule")
+    bound = script.bind(keys, now=_now(now), call=token(), mode=if_exists, wake=keys.wake, jobs=packed)
+    return Call(script, *bound, parse, keys)
+
+
+def _job(id: str, state: bytes, record: bytes, outcome: Outcome | None = None) -> Job:
+    try:
+        due, payload, meta, attempts, requeues, reason = records.unpack(record)
+    except RecordUnreadable as error:
+        return Job(id, 0, record, state=State(state.decode()), reason=str(error), outcome=outcome)
+    return Job(id, due, payload, meta, State(state.decode()), attempts, requeues, reason, outcome)
+
+
+# ---------------------------------------------------------------- one id
+
+
+def _outcome(reply: Any) -> Outcome:
+    return Outcome(reply.decode())
+
+
+def cancel(keys: ShardKeys, id: bytes, now: int | None = None) -> Call[Outcome]:
+    """CANCELLED, IN_FLIGHT, RELEASED or NOT_FOUND."""
+    script = load("cancel")
+    return Call(script, *script.bind(keys, now=_now(now), call=token(), id=id), _outcome, keys)
+
+
+def reschedule(keys: ShardKeys, id: bytes, when: int, now: int | None = None) -> Call[Outcome]:
+    """RESCHEDULED, IN_FLIGHT, RELEASED or NOT_FOUND. ``when`` as in :class:`Stored`."""
+    script = load("reschedule")
+    bound = script.bind(keys, now=_now(now), call=token(), id=id, when=when, wake=keys.wake)
+    return Call(script, *bound, _outcome, keys)
+
+
+def revive(keys: ShardKeys, id: bytes, verb: str, now: int | None = None) -> Call[Outcome]:
+    """``verb`` replay or discard: REPLAYED, DISCARDED or NOT_FOUND."""
+    script = load("revive")
+    bound = script.bind(keys, now=_now(now), call=token(), id=id, verb=verb, wake=keys.wake)
+    return Call(script, *bound, _outcome, keys)
+
+
+def get(keys: ShardKeys, id: bytes) -> Call[Job | None]:
+    """The earliest waiting entry of an id, else a leased one, else a dead one."""
+
+    def parse(reply: Any) -> Job | None:
+        return _job(id.decode(), reply[0], reply[2]) if reply else None
+
+    script = load("get")
+    return Call(script, *script.bind(keys, id=id), parse, keys)
+
+
+# ---------------------------------------------------------------- many
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a page ended: the score and entry of its last job, a place in the order of every shard."""
+
+    score: int
+    entry: bytes
+
+    def __str__(self) -> str:
+        return base64.urlsafe_b64encode(self.score.to_bytes(8, "big") + self.entry).decode()
+
+    @classmethod
+    def read(cls, text: str) -> Cursor:
+        """Raises ValueError for anything :meth:`__str__` did not make."""
+        try:
+            raw = base64.b64decode(text, altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError, TypeError) as error:
+            raise ValueError(f"cursor must be one that a Page gave, got {text!r}") from error
+        if len(raw) < 9:
+            raise ValueError(f"cursor must be one that a Page gave, got {text!r}")
+        return cls(int.from_bytes(raw[:8], "big"), raw[8:])
+
+
+def page(
+    keys: ShardKeys, which: str, limit: int, after: Cursor | None, before: int | None
+) -> Call[tuple[bool, list[tuple[Cursor, Job]]]]:
+    """``which`` due or dead: whether there are more, and the jobs with their places."""
+    state = b"dead" if which == "dead" else b"waiting"
+
+    def parse(reply: Any) -> tuple[bool, list[tuple[Cursor, Job]]]:
+        rows = [
+            (Cursor(int(reply[i + 1]), reply[i]), _job(records.id_of(reply[i]), state, reply[i + 2]))
+            for i in range(1, len(reply), 3)
+        ]
+        return reply[0] == b"1", rows
+
+    script = load("page")
+    bound = script.bind(
+        keys,
+        which=which,
+        limit=limit,
+        max_bytes=PAGE_BYTES,
+        after_score=after.score if after else b"",
+        after_entry=after.entry if after else b"",
+        before=b"" if before is None else before,
+    )
+    return Call(script, *bound, parse, keys)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStats:
+    now: int
+    waiting: int
+    due: int
+    leased: int
+    dead: int
+    head: int | None
+
+
+def stats(keys: ShardKeys, now: int | None = None) -> Call[ShardStats]:
+    """Counts; ``head`` is the microsecond at which the first waiting job is to be released."""
+
+    def parse(reply: Any) -> ShardStats:
+        return ShardStats(*(int(n) for n in reply[:5]), head=int(reply[5]) if reply[5] else None)
+
+    script = load("stats")
+    return Call(script, *script.bind(keys, now=_now(now)), parse, keys)
+
+
+def purge(keys: ShardKeys) -> Plain[int]:
+    """Removes every key of the shard."""
+    return Plain([("UNLINK", *keys.stored())], lambda replies: int(replies[0]), keys)
+
+
+def types(keys: ShardKeys) -> Plain[dict[bytes, str]]:
+    """What kind of value each key holds, to name the one at fault."""
+    stored = keys.stored()
+
+    def parse(replies: list[Any]) -> dict[bytes, str]:
+        return {k: v.decode() if isinstance(v, bytes) else str(v) for k, v in zip(stored, replies, strict=True)}
+
+    return Plain([("TYPE", key) for key in stored], parse, keys)
+
+
+_KINDS: Final = {
+    "due": "zset",
+    "leased": "zset",
+    "dead": "zset",
+    "seq": "string",
+    "watch": "string",
+    "entries": "hash",
+    "loops": "hash",
+    "calls": "hash",
+    "calls_old": "hash",
+    "released": "set",
+    "released_old": "set",
+}
+
+
+def wrong_types(keys: ShardKeys, found: Mapping[bytes, str]) -> str:
+    """Names the keys that hold a value of another type than ours."""
+    wrong = []
+    for name, kind in _KINDS.items():
+        key = getattr(keys, name)
+        if found.get(key, "none") not in (kind, "none"):
+            wrong.append(f"{key.decode(errors='replace')}: {found[key]}, expected {kind}")
+    return ", ".join(wrong) or "only our own types now"
+
+
+# ---------------------------------------------------------------- claims
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who claims. ``about`` is shown to operators: host, process, kind."""
+
+    owner: bytes
+    about: bytes = b"-"
+
+    @classmethod
+    def new(cls, about: str = "-") -> Asker:
+        return cls(secrets.token_hex(8).encode(), about.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The answer to a claim. Times are microseconds on the server's clock; ``watching``: True, False, or None when it
+    was not asked; ``watch_left``: milliseconds until another loop's watch lapses. ``spent``: of the script."""
+
+    now: int
+    head: int | None
+    expires: int | None
+    watching: bool | None
+    watch_left: int
+    lease: int
+    acked: int
+    requeued: int
+    direct: int
+    latest: int
+    spent: int
+    notes: Sequence[tuple[str, str, str]]
+    claims: Sequence[Claim]
+    unreadable: Mapping[bytes, str]
+
+
+def claim(
+    keys: ShardKeys,
+    asker: Asker,
+    call: int,
+    *,
+    lease: int,
+    limit: int,
+    max_bytes: int = PAGE_BYTES,
+    watch_ms: int = 0,
+    help: bool = False,
+    retry_base: int = 1_000_000,
+    retry_cap: int = 300_000_000,
+    max_attempts: int = 8,
+    fence: int = 0,
+    acks: Sequence[bytes] = (),
+    now: int | None = None,
+) -> Call[Claimed]:
+    """One turn of a loop: acks, re-queues, claims. ``call`` numbers the request; repeated, it gets its batch again."""
+
+    def parse(reply: Any) -> Claimed:
+        header, notes, taken, raw = reply
+        at, head, expires, watching, deadline, acked, requeued, direct, latest, spent = msgpack.unpackb(header)
+        claims, unreadable = [], {}
+        unpack = records.unpack
+        for entry, record in zip(taken, raw, strict=True):
+            try:
+                due, payload, meta, attempts, requeues, _ = unpack(record or b"")
+                claims.append(
+                    Claim(entry, deadline, entry[6:].decode(), due, payload, meta, attempts, requeues)
+                )
+            except (RecordUnreadable, UnicodeDecodeError) as error:
+                unreadable[entry] = str(error)
+        return Claimed(
+            now=at,
+            head=None if head < 0 else head,
+            expires=None if expires < 0 else expires,
+            watching=None if watch_ms == 0 else watching == 1,
+            watch_left=max(0, -watching),
+            lease=deadline,
+            acked=acked,
+            requeued=requeued,
+            direct=direct,
+            latest=latest,
+            spent=spent,
+            notes=_notes(notes) if len(notes) > 1 else (),
+            claims=claims,
+            unreadable=unreadable,
+        )
+
+    script = load("claim")
+    bound = script.bind(
+        keys,
+        acks,
+        now=_now(now),
+        owner=asker.owner,
+        call=call,
+        about=asker.about,
+        length=lease,
+        limit=limit,
+        max_bytes=max_bytes,
+        watch_ms=watch_ms,
+        help=int(help),
+        retry_base=retry_base,
+        retry_cap=retry_cap,
+        max_attempts=max_attempts,
+        wake=keys.wake,
+        fence=fence,
+    )
+    return Call(script, *bound, parse, keys)
+
+
+def _notes(packed: bytes) -> list[tuple[str, str, str]]:
+    rows = msgpack.unpackb(packed, raw=True)
+    return [tuple(word.decode("utf-8", "replace") for word in row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a claim that was not published ends. ``verb``: ack, back, retry or dead; ``pause`` in microseconds."""
+
+    entry: bytes
+    verb: str
+    pause: int = 0
+    reason: str = ""
+
+
+def settle(keys: ShardKeys, fence: int, verdicts: Sequence[Verdict], now: int | None = None) -> Call[int]:
+    """Ends claims otherwise than published. Answers how many were still ours."""
+    flat: list[Any] = []
+    for one in verdicts:
+        flat += (one.entry, one.verb, one.pause, one.reason.encode("utf-8", "replace")[:2000])
+    script = load("settle")
+    packed = msgpack.packb(flat, use_bin_type=False)
+    bound = script.bind(keys, now=_now(now), call=token(), fence=fence, verdicts=packed, wake=keys.wake)
+    return Call(script, *bound, int, keys)
+
+
+def renew(
+    keys: ShardKeys, asker: Asker, call: int, *, lease: int, fence: int, entries: Sequence[bytes], now: int | None = None
+) -> Call[tuple[int, frozenset[bytes]]]:
+    """Extends leases. Answers the new deadline and the entries still ours."""
+
+    def parse(reply: Any) -> tuple[int, frozenset[bytes]]:
+        return int(reply[0]), frozenset(reply[1:])
+
+    script = load("renew")
+    bound = script.bind(
+        keys, entries, now=_now(now), owner=asker.owner, call=call, about=asker.about, length=lease, fence=fence
+    )
+    return Call(script, *bound, parse, keys)
+
+
+def leave(keys: ShardKeys, asker: Asker) -> Call[bool]:
+    """Gives up the watch (True: it was held) and strikes this loop off the list."""
+    script = load("leave")
+    return Call(script, *script.bind(keys, owner=asker.owner, wake=keys.wake), lambda reply: reply == b"1", keys)
+
+
+# ---------------------------------------------------------------- looking without a script
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """What an idle watcher looks at once a second. Plain commands: a script and its inner commands would cost more."""
+
+    watching: bool
+    head: int | None
+    now: int | None = None
+    expires: int | None = None
+
+
+def peek(keys: ShardKeys, asker: Asker, *, watch_ms: int, thorough: bool) -> Plain[Peek]:
+    """Renews the watch and reads the head; ``thorough``: also the server's clock and the first lease to expire.
+
+    GETEX extends the key whoever holds it. Only a loop that held the watch a moment ago peeks, so at worst the watch of
+    a loop that has just taken it over lives a little longer.
+    """
+    commands: list[tuple[bytes | str | int, ...]] = [
+        ("GETEX", keys.watch, "PX", watch_ms),
+        ("ZRANGE", keys.due, 0, 0, "WITHSCORES"),
+    ]
+    if thorough:
+        commands += [("TIME",), ("ZRANGE", keys.leased, 0, 0, "WITHSCORES")]
+
+    def parse(replies: list[Any]) -> Peek:
+        now = expires = None
+        if thorough:
+            now = int(replies[2][0]) * 1_000_000 + int(replies[2][1])
+            expires = _score(replies[3])
+        return Peek(replies[0] == asker.owner, _score(replies[1]), now, expires)
+
+    return Plain(commands, parse, keys)
+
+
+def watch_left(keys: ShardKeys) -> Plain[int]:
+    """Milliseconds until the watch lapses; 0: nobody holds it."""
+    return Plain([("PTTL", keys.watch)], lambda replies: max(0, int(replies[0])), keys)
+
+
+def _score(reply: Any) -> int | None:
+    """The score of ``ZRANGE … WITHSCORES`` with one member: flat strings in RESP2, nested with a float in RESP3."""
+    while isinstance(reply, (list, tuple)) and reply:
+        reply = reply[-1]
+    return None if reply is None or reply == [] or reply == () else int(float(reply))

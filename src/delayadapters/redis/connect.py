@@ -1,0 +1,104 @@
+"""Client options, retry pauses and what the two executors share. No I/O."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError
+from redis.retry import Retry
+
+from .commands import Call, Plain
+from .faults import sent
+
+__all__ = ["Options", "Waiting", "client_options", "describe", "never_decode", "next_pause"]
+
+_OWN: Final = ("max_payload", "wait_replicas", "wait_aof", "wait_timeout")
+_REFUSED_TRIES: Final = 4
+"""A server that refuses connections is given about a second to come back; one that is silent, the whole time-out."""
+
+
+class Options:
+    """Tells a queue's options from its client's."""
+
+    @staticmethod
+    def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        own = {key: value for key, value in options.items() if key in _OWN}
+        return own, {key: value for key, value in options.items() if key not in _OWN}
+
+
+def describe(request: Call[Any] | Plain[Any]) -> str:
+    """The operation's name, for messages."""
+    return request.script.name if isinstance(request, Call) else str(request.commands[0][0])
+
+
+def client_options(timeout: float, options: dict[str, Any], *, asynchronous: bool = False) -> dict[str, Any]:
+    """redis-py options for a client whose retries are ours: three tries of a silent server fit into ``timeout``."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
+    share = timeout * 0.3
+    return {
+        "socket_timeout": share,
+        "socket_connect_timeout": share,
+        "retry": (AsyncRetry if asynchronous else Retry)(NoBackoff(), 0),
+        **options,
+    }
+
+
+def next_pause(attempt: int, error: BaseException, deadline: float | None) -> float | None:
+    """Seconds to wait before try number ``attempt`` + 1, or None to give up. ``deadline``: monotonic; None: no retry."""
+    if deadline is None or isinstance(error, AuthenticationError):
+        return None
+    if attempt >= _REFUSED_TRIES and not sent(error):
+        return None
+    pause = min(1.0, 0.05 * 3 ** (attempt - 1)) * random.uniform(0.7, 1.0)
+    return pause if time.monotonic() + pause < deadline - 0.05 else None
+
+
+def never_decode(client: Any) -> dict[str, Any]:
+    """The option that makes a ``decode_responses=True`` client hand over bytes: records are not text."""
+    pool = getattr(client, "connection_pool", None)
+    kwargs = pool.connection_kwargs if pool is not None else getattr(client, "connection_kwargs", None) or {}
+    if kwargs.get("decode_responses"):
+        return {"NEVER_DECODE": True}
+    encoder = getattr(client, "encoder", None)
+    return {"NEVER_DECODE": True} if getattr(encoder, "decode_responses", False) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Waiting for replicas or the append-only file after a write."""
+
+    replicas: int
+    aof: bool
+    timeout: float
+
+    @classmethod
+    def of(cls, replicas: int, aof: bool, timeout: float) -> Waiting | None:
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
+            raise ValueError(f"wait_replicas must be a number of replicas, got {replicas!r}")
+        if not timeout > 0:
+            raise ValueError(f"wait_timeout must be a positive number of seconds, got {timeout!r}")
+        return cls(replicas, bool(aof), timeout) if replicas or aof else None
+
+    @property
+    def command(self) -> tuple[str | int, ...]:
+        millis = max(1, round(self.timeout * 1000))
+        return ("WAITAOF", 1, self.replicas, millis) if self.aof else ("WAIT", self.replicas, millis)
+
+    def enough(self, reply: int | Sequence[int]) -> bool:
+        if isinstance(reply, int):
+            return reply >= self.replicas
+        return int(reply[0]) >= 1 and int(reply[1]) >= self.replicas
+
+    def complaint(self, reply: int | Sequence[int]) -> str:
+        wanted = f"{self.replicas} replicas" + (" and the append-only file" if self.aof else "")
+        return (
+            f"stored, but not confirmed by {wanted} within wait_timeout={self.timeout} s "
+            f"({self.command[0]} answered {reply}); the job will still be released"
+        )

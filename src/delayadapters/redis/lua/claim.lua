@@ -1,0 +1,144 @@
+-- One turn of a release loop: acks what it published, re-queues expired leases, then claims what is due.
+-- keys: due leased dead entries watch loops released released_old
+-- args: now owner call about length limit max_bytes watch_ms help retry_base retry_cap max_attempts wake fence acks...
+-- include: clock entries fetch lease released settle direct wake
+-- owner, call: who asks, and a number that is repeated when the same request is: its batch is then answered again.
+-- about: what to show of this loop. length: of the lease, microseconds. limit, max_bytes: of a batch.
+-- watch_ms: > 0 to take or renew the watch. help: '1' to call others when due work is left.
+-- retry_base, retry_cap (microseconds), max_attempts: for a direct release that fails.
+-- fence, acks: the deadline and the entries of a published batch.
+-- Returns {msgpack {now, head or -1, next lease deadline or -1, watch: 1 ours | 0 not asked | -milliseconds left of
+-- somebody else's, deadline of the batch, acked, requeued, direct, greatest lateness of those, script time in
+-- microseconds}, msgpack notes {{id, what, reason}, ...}, {entry, ...}, {record, ...}}.
+local at = clock()
+local notes, requeued, direct, latest, acked = {}, 0, 0, 0, 0
+local taken, records, deadline = {}, {}, 0
+local mine = redis.call('HGET', loops, owner)
+local last_call, last_deadline = string.match(mine or '', '^(%S+) (%S+)')
+local worked = false
+
+if last_call == call then
+  -- The reply to this very request was lost: the acks are done, and the batch is still ours where nobody took it.
+  acked = #ARGV - acks_at + 1
+  taken = redis.call('ZRANGE', leased, last_deadline, last_deadline, 'BYSCORE')
+  deadline = tonumber(last_deadline)
+  if #taken > 0 then
+    -- Removing first makes the script one that has written, which maxmemory then lets finish.
+    redis.call('ZREM', leased, unpack(taken))
+    deadline = new_deadline(at, tonumber(length))
+    lease_all(taken, deadline)
+    records = redis.call('HMGET', entries, unpack(fields_of(taken)))
+  end
+else
+  if #ARGV >= acks_at then
+    local list = {}
+    for i = acks_at, #ARGV do list[#list + 1] = ARGV[i] end
+    acked = ack_all(list, tonumber(fence))
+    worked = true
+  end
+
+  local _, expires = head_of(leased)
+  if expires and expires <= at then
+    local gone = redis.call('ZRANGE', leased, '-inf', num(at), 'BYSCORE', 'LIMIT', 0, limit)
+    local had = fetch(gone, tonumber(max_bytes))
+    gone = first(gone, #had)
+    redis.call('ZREM', leased, unpack(gone))
+    for i = 1, #gone do
+      if not had[i] then
+        notes[#notes + 1] = { id_of(gone[i]), 'dropped', 'no record' }
+      elseif readable(had[i]) then
+        local state = state_of(had[i])
+        redis.call('HSET', entries, field_of(gone[i]), with_state(had[i], { state[1], state[2] + 1, state[3], state[4] }))
+        redis.call('ZADD', due, num(due_of(had[i])), gone[i])
+        requeued = requeued + 1
+      else
+        bury(gone[i], had[i], at, 'unreadable record')
+        notes[#notes + 1] = { id_of(gone[i]), 'dead', 'unreadable record' }
+      end
+    end
+    worked = true
+  end
+
+  local ready = tonumber(limit) > 0 and redis.call('ZRANGE', due, '-inf', num(at), 'BYSCORE', 'LIMIT', 0, limit) or {}
+  if #ready > 0 then
+    worked = true
+    local got = fetch(ready, tonumber(max_bytes))
+    ready = first(ready, #got)
+    redis.call('ZREM', due, unpack(ready))
+    local pushes, pushed_records = {}, {}
+    for i = 1, #ready do
+      local record = got[i]
+      if not record then
+        notes[#notes + 1] = { id_of(ready[i]), 'dropped', 'no record' }
+      elseif not readable(record) then
+        bury(ready[i], record, at, 'unreadable record')
+        notes[#notes + 1] = { id_of(ready[i]), 'dead', 'unreadable record' }
+      elseif flag(record, DIRECT) then
+        pushes[#pushes + 1] = ready[i]
+        pushed_records[#pushed_records + 1] = record
+        local late = at - due_of(record)
+        if late > latest then latest = late end
+      else
+        taken[#taken + 1] = ready[i]
+        records[#records + 1] = record
+      end
+    end
+    if #pushes > 0 then
+      local done, failed = run_direct(pushes, pushed_records, at)
+      direct = #done
+      forget(done)
+      local ids = {}
+      for i = 1, #done do ids[i] = id_of(done[i]) end
+      note_released(ids)
+      for _, one in ipairs(failed) do
+        local job, reason = one[1], one[2]
+        local full = string.sub(reason, 1, 3) == 'OOM' or string.find(reason, ' OOM ', 1, true)
+        local attempts = job.state[1] + (full and 0 or 1)
+        if job.broken or attempts >= tonumber(max_attempts) then
+          local record = job.broken and job.record or with_state(job.record, { attempts, job.state[2], reason, job.state[4] })
+          bury(job.entry, record, at, reason)
+          notes[#notes + 1] = { id_of(job.entry), 'dead', reason }
+        else
+          local pause = math.min(tonumber(retry_cap), tonumber(retry_base) * 2 ^ math.max(0, attempts - 1))
+          redis.call('HSET', entries, field_of(job.entry), with_state(job.record, { attempts, job.state[2], reason, job.state[4] }))
+          redis.call('ZADD', due, num(at + pause), job.entry)
+          notes[#notes + 1] = { id_of(job.entry), 'retry', reason }
+        end
+      end
+    end
+    if #taken > 0 then
+      deadline = new_deadline(at, tonumber(length))
+      lease_all(taken, deadline)
+    end
+  end
+end
+
+local _, head = head_of(due)
+local _, expires = head_of(leased)
+if help == '1' and head and head <= at then redis.pcall('PUBLISH', wake, 'help') end
+
+local watching = 0
+if tonumber(watch_ms) > 0 then
+  local holder = redis.call('GET', watch)
+  local left = holder and redis.call('PTTL', watch) or -1
+  -- A watch that never lapses is not of our making: take it.
+  if holder == owner or left < 0 then
+    -- On a full server that has nothing due this SET is refused; then everybody watches, which is harmless.
+    redis.pcall('SET', watch, owner, 'PX', watch_ms)
+    watching = 1
+  else
+    watching = -math.max(1, left)
+  end
+end
+local spent = 0
+local entry = call .. ' ' .. num(deadline) .. ' ' .. num(at) .. ' ' .. about
+if worked or #taken > 0 then
+  redis.call('HSET', loops, owner, entry)
+  if now == '' then spent = clock() - at end
+else
+  redis.pcall('HSET', loops, owner, entry)
+end
+return {
+  cmsgpack.pack({ at, head or -1, expires or -1, watching, deadline, acked, requeued, direct, latest, spent }),
+  cmsgpack.pack(notes), taken, records,
+}

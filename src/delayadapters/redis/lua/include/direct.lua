@@ -1,0 +1,76 @@
+-- Direct release: the commands in a record, run in the step that removes the entry. Needs: entries, settle.
+-- Redis does not roll a script back. So each command runs under pcall, and the record of a job whose k-th command fails
+-- keeps "k - 1 commands done": the retry goes on at the k-th, and none runs twice.
+-- A run of jobs with one LPUSH or RPUSH each to the same key becomes one command: the same pushes in the same order.
+local FILL = {
+  [0] = function(job) return job.payload end,
+  [1] = function(job) return num(math.floor(job.due / 1000)) end,
+  [2] = function(job) return num(math.floor(job.at / 1000)) end,
+  [3] = function(job)
+    job.salt = (job.salt or 0) + 1
+    return string.sub(redis.sha1hex(job.entry .. num(job.at) .. ':' .. job.salt), 1, 32)
+  end,
+}
+local function fill(word, job)
+  if type(word) == 'number' then return FILL[word](job) end
+  if type(word) ~= 'table' then return word end
+  local parts = {}
+  for i = 1, #word do parts[i] = fill(word[i], job) end
+  return table.concat(parts)
+end
+local function read_job(entry, record, at)
+  local state, after = state_of(record)
+  local _, packed
+  if flag(record, META) then _, after = struct.unpack('>I4c0', record, after) end
+  packed, after = struct.unpack('>I4c0', record, after)
+  return {
+    entry = entry, record = record, at = at, due = due_of(record), state = state,
+    commands = cmsgpack.unpack(packed), payload = string.sub(record, after),
+  }
+end
+local function run_one(words)
+  local ok, reply = pcall(redis.pcall, unpack(words))
+  if not ok then return tostring(reply) end
+  return type(reply) == 'table' and reply.err or nil
+end
+-- Runs them all; returns the entries released, and a list of {job, error}.
+local function run_direct(list, records, at)
+  local done, failed = {}, {}
+  local verb, key, values, jobs
+  local function flush()
+    if not jobs then return end
+    local err = run_one({ verb, key, unpack(values) })
+    for i = 1, #jobs do
+      if err then failed[#failed + 1] = { jobs[i], err } else done[#done + 1] = jobs[i].entry end
+    end
+    jobs = nil
+  end
+  for i = 1, #list do
+    local readable_, job = pcall(read_job, list[i], records[i], at)
+    if not readable_ or type(job.commands) ~= 'table' then
+      failed[#failed + 1] = { { entry = list[i], record = records[i], state = { 0, 0, '', 0 }, broken = true }, 'unreadable commands' }
+    else
+      local only = #job.commands == 1 and job.commands[1]
+      if only and #only == 3 and (only[1] == 'LPUSH' or only[1] == 'RPUSH') and type(only[2]) == 'string' then
+        if jobs and (verb ~= only[1] or key ~= only[2]) then flush() end
+        if not jobs then verb, key, values, jobs = only[1], only[2], {}, {} end
+        values[#values + 1] = fill(only[3], job)
+        jobs[#jobs + 1] = job
+      else
+        flush()
+        local err
+        local at_command = job.state[4]
+        while not err and at_command < #job.commands do
+          local words = {}
+          for k, word in ipairs(job.commands[at_command + 1]) do words[k] = fill(word, job) end
+          err = run_one(words)
+          if not err then at_command = at_command + 1 end
+        end
+        job.state[4] = at_command
+        if err then failed[#failed + 1] = { job, err } else done[#done + 1] = list[i] end
+      end
+    end
+  end
+  flush()
+  return done, failed
+end

@@ -1,0 +1,57 @@
+-- Entries and their records. Needs keys: entries.
+-- An entry is <6-byte number><id>; the number's lowest bit says in which field of `entries` its record is:
+--   0: the field <id>;  1: the field <0xFE><entry>, used while <id> is taken by another entry of the same id.
+-- <0xFF><id> then holds the numbers of those further entries. Ids are UTF-8, so they never begin with 0xFE or 0xFF.
+-- Record: flags(1) number(6) due(7), then, as flagged, sections of <4-byte length><bytes>: state, meta, commands; then
+-- the payload. state is msgpack {attempts, requeues, reason, commands done}.
+local STATE, META, DIRECT, RAW, VERSION = 1, 2, 4, 8, 16
+
+local function further(entry) return (string.byte(entry, 6) or 0) % 2 == 1 end
+local function id_of(entry) return string.sub(entry, 7) end
+local function field_of(entry)
+  if further(entry) then return '\254' .. entry end
+  return string.sub(entry, 7)
+end
+local function fields_of(list)
+  local out = {}
+  for i = 1, #list do out[i] = field_of(list[i]) end
+  return out
+end
+local function flag(record, bit) return math.floor(string.byte(record, 1) / bit) % 2 == 1 end
+local function readable(record) return #record >= 14 and math.floor(string.byte(record, 1) / 16) == 1 end
+local function due_of(record) return (struct.unpack('>I7', record, 8)) end
+local function with_due(record, due)
+  return string.sub(record, 1, 7) .. struct.pack('>I7', due) .. string.sub(record, 15)
+end
+local function state_of(record)
+  if not flag(record, STATE) then return { 0, 0, '', 0 }, 15 end
+  local packed, after = struct.unpack('>I4c0', record, 15)
+  return cmsgpack.unpack(packed), after
+end
+local function with_state(record, state)
+  local _, after = state_of(record)
+  local bits = string.byte(record, 1)
+  if not flag(record, STATE) then bits = bits + STATE end
+  local packed = cmsgpack.pack(state)
+  return string.char(bits) .. string.sub(record, 2, 14) .. struct.pack('>I4', #packed) .. packed .. string.sub(record, after)
+end
+-- A record we cannot read, kept whole as the payload of one we can.
+local function wrapped(entry, record, at, reason)
+  return with_state(string.char(VERSION + RAW) .. string.sub(entry, 1, 6) .. struct.pack('>I7', at) .. record, { 0, 0, reason, 0 })
+end
+-- Forgets the records of entries that have left every zset.
+local function forget(list)
+  if #list == 0 then return end
+  redis.call('HDEL', entries, unpack(fields_of(list)))
+  for i = 1, #list do
+    if further(list[i]) then
+      local key = '\255' .. id_of(list[i])
+      local numbers, left = redis.call('HGET', entries, key) or '', ''
+      for at = 1, #numbers, 6 do
+        local number = string.sub(numbers, at, at + 5)
+        if number ~= string.sub(list[i], 1, 6) then left = left .. number end
+      end
+      if left == '' then redis.call('HDEL', entries, key) else redis.call('HSET', entries, key, left) end
+    end
+  end
+end

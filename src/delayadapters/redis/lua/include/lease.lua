@@ -1,0 +1,22 @@
+-- Leases. Needs: clock.lua; keys: leased. The deadline is the fence, so no two claims may share one.
+local function new_deadline(at, length)
+  local deadline = at + length
+  while redis.call('ZCOUNT', leased, num(deadline), num(deadline)) > 0 do deadline = deadline + 1 end
+  return deadline
+end
+local function lease_all(list, deadline)
+  local pairs_ = {}
+  for i = 1, #list do
+    pairs_[2 * i - 1] = num(deadline)
+    pairs_[2 * i] = list[i]
+  end
+  redis.call('ZADD', leased, unpack(pairs_))
+end
+-- Of `list`, those still leased until exactly `fence`.
+local function still_held(list, fence)
+  local scores, held = redis.call('ZMSCORE', leased, unpack(list)), {}
+  for i = 1, #list do
+    if scores[i] and tonumber(scores[i]) == fence then held[#held + 1] = list[i] end
+  end
+  return held
+end

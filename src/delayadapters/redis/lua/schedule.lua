@@ -1,0 +1,127 @@
+-- Stores jobs. All or none of a call are stored.
+-- keys: due leased dead entries seq calls calls_old
+-- args: now call mode wake jobs
+-- include: clock entries byid once wake
+-- mode: error|keep|replace|add, what to do with an id that already has a live entry.
+-- jobs: msgpack, flat: id, when, flags, tail, ... where `when` > 0 is microseconds since the epoch and <= 0 is minus a
+-- relative delay; flags and tail are the record less its number and due time.
+-- Returns msgpack {now, seq of the first job, special}, special listing what is not plainly scheduled:
+-- {index, 'exists'} (then nothing was stored) | {index, 'kept', state, score, record} | {index, 'same', index of the
+-- job in this call that was kept} | {index, 'replaced' | 'in_flight'}.
+local before = answered()
+if before then return before end
+
+local list = cmsgpack.unpack(jobs)
+local count = #list / 4
+local at = clock()
+local ids, names = {}, {}
+for i = 1, count do
+  ids[i] = list[4 * i - 3]
+  names[2 * i - 1] = ids[i]
+  names[2 * i] = '\255' .. ids[i]
+end
+-- An id whose own field is free can still have further entries: those outlive the first one.
+local taken = redis.call('HMGET', entries, unpack(names))
+local none = {}
+local special, seen, exists, live, skip, free = {}, {}, {}, {}, {}, {}
+for i = 1, count do
+  local id = ids[i]
+  live[i], free[i] = none, true
+  if taken[2 * i - 1] or taken[2 * i] then
+    local found
+    found, free[i] = entries_of(id)
+    live[i] = {}
+    for _, one in ipairs(found) do
+      if one.state ~= 'dead' then table.insert(live[i], one) end
+    end
+  end
+  if mode == 'error' and (#live[i] > 0 or seen[id]) then exists[#exists + 1] = { i, 'exists' } end
+  if mode == 'keep' then
+    if seen[id] then
+      special[#special + 1] = { i, 'same', seen[id] }
+      skip[i] = true
+    elseif #live[i] > 0 then
+      local one = live[i][1]
+      for _, other in ipairs(live[i]) do
+        if one.state ~= 'waiting' and other.state == 'waiting' then one = other end
+      end
+      special[#special + 1] = { i, 'kept', one.state, one.score, one.record }
+      skip[i] = true
+    end
+  end
+  seen[id] = seen[id] or i
+end
+if #exists > 0 then return cmsgpack.pack({ at, 0, exists }) end
+
+local _, head = head_of(due)
+local first = redis.call('INCRBY', seq, count) - count + 1
+local earliest
+local scores, fields = {}, {}
+-- ZADD before HSET, and undone when HSET is refused (ACL): nothing is half-written.
+local function store()
+  if #scores == 0 then return end
+  redis.call('ZADD', due, unpack(scores))
+  local stored = redis.pcall('HSET', entries, unpack(fields))
+  if type(stored) == 'table' and stored.err then
+    for i = 2, #scores, 2 do redis.call('ZREM', due, scores[i]) end
+    return stored
+  end
+  scores, fields = {}, {}
+end
+local last = {}
+for i = 1, count do
+  if not skip[i] then
+    local id, when, flags, tail = list[4 * i - 3], list[4 * i - 2], list[4 * i - 1], list[4 * i]
+    local due_at = when > 0 and math.max(when, at) or at - when
+    local number = 2 * (first + i - 1)
+    local again = last[id]
+    if mode == 'replace' then
+      local outcome = again and 'replaced'
+      if again then
+        local err = store()
+        if err then return err end
+        redis.call('ZREM', due, again)
+        forget({ again })
+      else
+        for _, old in ipairs(live[i]) do
+          if old.state == 'leased' then
+            redis.call('ZREM', leased, old.entry)
+            outcome = 'in_flight'
+          else
+            redis.call('ZREM', due, old.entry)
+            outcome = outcome or 'replaced'
+          end
+          forget({ old.entry })
+          if old.field == id then free[i] = true end
+        end
+      end
+      if again and not further(again) then free[i] = true end
+      if outcome then special[#special + 1] = { i, outcome } end
+    elseif again then
+      free[i] = false
+    end
+    if not free[i] then number = number + 1 end
+    local packed = struct.pack('>I6', number)
+    local entry = packed .. id
+    scores[#scores + 1] = num(due_at)
+    scores[#scores + 1] = entry
+    fields[#fields + 1] = field_of(entry)
+    fields[#fields + 1] = string.char(flags) .. packed .. struct.pack('>I7', due_at) .. tail
+    last[id] = entry
+    if not free[i] then
+      local err = store()
+      if err then return err end
+      local numbers = redis.call('HGET', entries, '\255' .. id) or ''
+      redis.call('HSET', entries, '\255' .. id, numbers .. packed)
+    end
+    if not earliest or due_at < earliest then earliest = due_at end
+  end
+end
+local err = store()
+if err then return err end
+local reply = cmsgpack.pack({ at, first, special })
+if earliest then
+  answer(reply, at)
+  wake_if_earlier(earliest, head)
+end
+return reply

@@ -1,0 +1,129 @@
+"""The packed record of a job: what is written into the ``entries`` hash, and how it is read back. No I/O.
+
+====================  =====  =========================================================================================
+flags                 1      high half: format version (1); 1 state, 2 meta, 4 commands, 8 a wrapped unreadable record
+number                6      the entry's number; its lowest bit says in which field the record is
+due                   7      microseconds since the epoch
+sections              4 + n  as flagged, in this order: state, meta, commands; msgpack
+payload               rest
+====================  =====  =========================================================================================
+
+Fourteen bytes before the payload keep a 300-byte payload in the allocator's 320-byte class. Number and due are filled
+in by the script; :func:`pack` makes the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from ..errors import RecordUnreadable
+from ..jobs import NO_META, Command, Payload
+
+__all__ = ["Record", "id_of", "pack", "unpack"]
+
+VERSION = 1
+_STATE, _META, _DIRECT, _RAW = 1, 2, 4, 8
+_HEADER = 14
+_PLAIN = VERSION << 4
+
+
+class Record(NamedTuple):
+    """A record, parsed."""
+
+    due: int
+    payload: bytes
+    meta: Mapping[str, str]
+    attempts: int
+    requeues: int
+    reason: str | None
+
+
+def pack(payload: bytes, meta: Mapping[str, str] | None, release: Sequence[Command] | None) -> tuple[int, bytes]:
+    """The flags, and what follows number and due time.
+
+    Raises:
+        TypeError: meta or release hold something else than what their types say.
+    """
+    if not meta and release is None:
+        return _PLAIN, payload
+    flags, parts = _PLAIN, []
+    if meta:
+        for key, value in meta.items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise TypeError(f"meta must map str to str, got {key!r}: {value!r}")
+        flags |= _META
+        parts.append(_section(dict(meta)))
+    if release is not None:
+        flags |= _DIRECT
+        parts.append(_section([_words(command) for command in release]))
+    parts.append(payload)
+    return flags, b"".join(parts)
+
+
+def unpack(raw: bytes) -> Record:
+    """Parses a stored record.
+
+    Raises:
+        RecordUnreadable: not one of ours, or of a newer version.
+    """
+    if len(raw) >= _HEADER and raw[0] == _PLAIN:
+        return Record(int.from_bytes(raw[7:14], "big"), raw[14:], NO_META, 0, 0, None)
+    if len(raw) < _HEADER or raw[0] >> 4 != VERSION:
+        raise RecordUnreadable(
+            f"unreadable record: {len(raw)} bytes beginning {raw[:8].hex()!r}; this version reads format {VERSION}"
+        )
+    flags, at = raw[0], _HEADER
+    state: Sequence[Any] = (0, 0, b"", 0)
+    meta: Mapping[str, str] = NO_META
+    try:
+        if flags & _STATE:
+            section, at = _read(raw, at)
+            state = msgpack.unpackb(section, raw=True)
+        if flags & _META:
+            section, at = _read(raw, at)
+            meta = msgpack.unpackb(section)
+        if flags & _DIRECT:
+            _, at = _read(raw, at)
+        attempts, requeues, reason = int(state[0]), int(state[1]), state[2].decode("utf-8", "replace") or None
+    except Exception as error:  # whatever msgpack makes of bytes that are not its own
+        raise RecordUnreadable(f"unreadable record: {error!r}") from error
+    return Record(int.from_bytes(raw[7:14], "big"), raw[at:], meta, attempts, requeues, reason)
+
+
+def id_of(entry: bytes) -> str:
+    """The id in an entry's name."""
+    return entry[6:].decode("utf-8", "replace")
+
+
+def _section(value: object) -> bytes:
+    # Redis's cmsgpack cannot read msgpack's bin type, so everything is packed as the raw type.
+    packed: bytes = msgpack.packb(value, use_bin_type=False)
+    return len(packed).to_bytes(4, "big") + packed
+
+
+def _read(raw: bytes, at: int) -> tuple[bytes, int]:
+    end = at + 4 + int.from_bytes(raw[at : at + 4], "big")
+    if end > len(raw):
+        raise ValueError("a section is longer than the record")
+    return raw[at + 4 : end], end
+
+
+def _words(command: Command) -> list[Any]:
+    if isinstance(command, (str, bytes)) or not command:
+        raise TypeError(f"release must be a sequence of Redis commands, each a sequence of words; got {command!r}")
+    return [_word(word) for word in command]
+
+
+def _word(word: object) -> Any:
+    if isinstance(word, Payload):
+        return int(word)
+    if isinstance(word, int) and not isinstance(word, bool):
+        return str(word)
+    if isinstance(word, (str, bytes)):
+        return word
+    if isinstance(word, (list, tuple)):
+        return [_word(part) for part in word]
+    raise TypeError(f"a word of a release command must be str, bytes, int, Payload or a list of those, got {word!r}")

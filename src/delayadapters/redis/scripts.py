@@ -1,0 +1,88 @@
+"""Loading the Lua scripts: one file an operation, shared pieces in ``lua/include``.
+
+A script's head names its keys and arguments; the ``local`` statements that bind them are generated from the head, and
+:meth:`Script.bind` fills them by name, so an index cannot drift::
+
+    -- keys: due entries
+    -- args: now id rest...
+    -- include: clock entries
+
+``rest...`` binds ``rest_at``, the index in ARGV of the first of any number of further arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from .keys import ShardKeys
+
+__all__ = ["Script", "load"]
+
+_HEAD = re.compile(r"^-- (keys|args|include):(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script ready to be sent: its text, SHA1 and the names its head declares."""
+
+    name: str
+    text: bytes
+    sha: bytes
+    key_names: tuple[str, ...]
+    arg_names: tuple[str, ...]
+    variadic: bool
+
+    def bind(
+        self, keys: ShardKeys, rest: Iterable[bytes] = (), /, **args: bytes | str | int
+    ) -> tuple[list[bytes], list[bytes]]:
+        """KEYS and ARGV in the order the head declares.
+
+        Raises:
+            TypeError: an argument is missing, or not in the head.
+        """
+        if args.keys() != set(self.arg_names):
+            raise TypeError(f"{self.name}.lua takes {self.arg_names}, got {tuple(args)}")
+        argv = [_raw(args[name]) for name in self.arg_names]
+        if self.variadic:
+            argv.extend(rest)
+        return [getattr(keys, name) for name in self.key_names], argv
+
+
+def _raw(value: bytes | str | int) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+@cache
+def load(name: str) -> Script:
+    """The script ``lua/<name>.lua`` with its includes."""
+    folder = resources.files(__package__) / "lua"
+    body = (folder / f"{name}.lua").read_text("utf-8")
+    head: dict[str, list[str]] = {"keys": [], "args": [], "include": []}
+    for kind, words in _HEAD.findall(body):
+        head[kind] += words.split()
+    args = head["args"]
+    variadic = bool(args) and args[-1].endswith("...")
+    lines = [f"local {key} = KEYS[{i}]" for i, key in enumerate(head["keys"], 1)]
+    lines += [f"local {arg} = ARGV[{i}]" for i, arg in enumerate(args[: len(args) - variadic], 1)]
+    if variadic:
+        lines.append(f"local {args[-1][:-3]}_at = {len(args)}")
+    parts = [_strip((folder / "include" / f"{piece}.lua").read_text("utf-8")) for piece in head["include"]]
+    text = "\n".join([*lines, *parts, _strip(body)]).encode()
+    return Script(
+        name,
+        text,
+        hashlib.sha1(text).hexdigest().encode(),
+        tuple(head["keys"]),
+        tuple(args[: len(args) - variadic]),
+        variadic,
+    )
+
+
+def _strip(source: str) -> str:
+    """Without comment lines: the server keeps the text of every script it has seen."""
+    return "\n".join(line for line in source.splitlines() if line.strip() and not line.lstrip().startswith("--"))

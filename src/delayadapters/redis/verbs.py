@@ -1,0 +1,263 @@
+"""What each verb does, written once for the sync and the asyncio queue, as generators of requests.
+
+A verb yields a :class:`~.commands.Call` or :class:`~.commands.Plain`, is sent its parsed answer, and returns its result;
+:mod:`.sync` and :mod:`.aio` are the two executors.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import count
+from typing import Any, Final, TypeAlias, TypeVar
+
+from ..due import Delay, check_id, check_payload, resolve, seconds_to_micros, to_micros
+from ..errors import JobExists
+from ..jobs import NO_META, Claim, Command, IfExists, Job, NewJob, Outcome, Page, Stats
+from . import commands, records
+from .commands import Asker, Call, Cursor, Plain, Stored, Verdict
+from .keys import ShardKeys, check_name, shard_of
+
+__all__ = ["Steps", "Verbs"]
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator["Call[Any] | Plain[Any]", Any, T]
+
+CHUNK_JOBS: Final = 500
+CHUNK_BYTES: Final = 1 << 20
+_MODES: Final = ("error", "keep", "replace", "add")
+
+
+class Verbs:
+    """The verbs of one queue. Holds names and limits, no connection."""
+
+    def __init__(self, name: str, shards: int, max_payload: int | None) -> None:
+        if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+            raise ValueError(f"shards must be a positive int, got {shards!r}")
+        self.name = check_name(name)
+        self.shards = tuple(ShardKeys.of(name, n) for n in range(shards))
+        self.max_payload = max_payload
+        self.clock: Callable[[], int] | None = None
+        """Tests only: microseconds to use in place of the server's clock."""
+        self._asker = Asker.new("claim()")
+        self._calls = count(1)
+
+    def now(self) -> int | None:
+        return self.clock() if self.clock else None
+
+    def _of(self, raw_id: bytes) -> ShardKeys:
+        return self.shards[shard_of(raw_id, len(self.shards))]
+
+    def _shard_at(self, entry: bytes) -> ShardKeys:
+        return self._of(entry[6:])
+
+    # ------------------------------------------------------------ schedule
+
+    def new_job(self, job: NewJob, now: int) -> Stored:
+        """Checks one job's arguments; see :func:`~delayadapters.due.resolve` and friends for what they raise."""
+        if not isinstance(job, NewJob):
+            raise TypeError(f"schedule_many takes NewJob items, got {job!r}")
+        when = resolve(job.delay, job.at, now=now)
+        check_payload(job.payload, self.max_payload)
+        id = str(uuid.uuid4()) if job.id is None else job.id
+        raw_id = check_id(id)
+        if job.meta is not None and not isinstance(job.meta, Mapping):
+            raise TypeError(f"meta must be a mapping of str to str, got {job.meta!r}")
+        flags, tail = records.pack(job.payload, job.meta, job.release)
+        meta = dict(job.meta) if job.meta else NO_META
+        return Stored(id, raw_id, -when.micros if when.relative else when.micros, flags, tail, job.payload, meta)
+
+    def schedule_many(self, jobs: Iterable[NewJob], if_exists: IfExists) -> Steps[list[Job]]:
+        if if_exists not in _MODES:
+            raise ValueError(f"if_exists must be one of {_MODES}, got {if_exists!r}")
+        now = time.time_ns() // 1000
+        ready = [self.new_job(job, now) for job in jobs]
+        out: list[Job | None] = [None] * len(ready)
+        shards: dict[ShardKeys, list[int]] = {}
+        for index, job in enumerate(ready):
+            shards.setdefault(self._of(job.raw_id), []).append(index)
+        for keys, indexes in shards.items():
+            for chunk in _chunks(indexes, ready):
+                answer = yield commands.schedule(keys, [ready[i] for i in chunk], if_exists, self.now())
+                if answer and isinstance(answer[0], str):
+                    raise JobExists(answer)
+                for i, stored in zip(chunk, answer, strict=True):
+                    out[i] = stored
+        return [job for job in out if job is not None]
+
+    def schedule(
+        self,
+        payload: bytes,
+        delay: Delay | None,
+        at: datetime | None,
+        id: str | None,
+        meta: Mapping[str, str] | None,
+        if_exists: IfExists,
+        release: Sequence[Command] | None,
+    ) -> Steps[Job]:
+        jobs = yield from self.schedule_many([NewJob(payload, delay, at, id, meta, release)], if_exists)
+        return jobs[0]
+
+    # ------------------------------------------------------------ one id
+
+    def cancel(self, id: str) -> Steps[Outcome]:
+        raw = check_id(id)
+        outcome: Outcome = yield commands.cancel(self._of(raw), raw, self.now())
+        return outcome
+
+    def reschedule(self, id: str, delay: Delay | None, at: datetime | None) -> Steps[Outcome]:
+        raw = check_id(id)
+        when = resolve(delay, at, now=time.time_ns() // 1000)
+        micros = -when.micros if when.relative else when.micros
+        outcome: Outcome = yield commands.reschedule(self._of(raw), raw, micros, self.now())
+        return outcome
+
+    def revive(self, id: str, verb: str) -> Steps[Outcome]:
+        raw = check_id(id)
+        outcome: Outcome = yield commands.revive(self._of(raw), raw, verb, self.now())
+        return outcome
+
+    def get(self, id: str) -> Steps[Job | None]:
+        raw = check_id(id)
+        job: Job | None = yield commands.get(self._of(raw), raw)
+        return job
+
+    # ------------------------------------------------------------ many
+
+    def page(self, which: str, due_before: datetime | None, limit: int, cursor: str | None) -> Steps[Page]:
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
+            raise ValueError(f"limit must be an int from 1 to 10000, got {limit!r}")
+        before = None
+        if due_before is not None:
+            if not isinstance(due_before, datetime) or due_before.utcoffset() is None:
+                raise ValueError(f"due_before must be an aware datetime, got {due_before!r}")
+            before = to_micros(due_before)
+        after = Cursor.read(cursor) if cursor is not None else None
+        more, parts = False, []
+        horizon: Cursor | None = None
+        for keys in self.shards:
+            unfinished, rows = yield commands.page(keys, which, limit, after, before)
+            parts.append(rows)
+            if unfinished:
+                more = True
+                if rows and (horizon is None or _place(rows[-1][0]) < _place(horizon)):
+                    horizon = rows[-1][0]
+        merged = list(heapq.merge(*parts, key=lambda row: _place(row[0])))
+        # A shard that stopped early may have more before what another shard gave.
+        kept = [row for row in merged if horizon is None or _place(row[0]) <= _place(horizon)][:limit]
+        more = more or len(kept) < len(merged)
+        return Page([job for _, job in kept], str(kept[-1][0]) if kept and more else None)
+
+    def stats(self) -> Steps[Stats]:
+        rows = []
+        for keys in self.shards:
+            rows.append((yield commands.stats(keys, self.now())))
+        heads = [row.head for row in rows if row.head is not None]
+        overdue = max((row.now - row.head for row in rows if row.head is not None), default=0)
+        return Stats(
+            waiting=sum(row.waiting for row in rows),
+            due=sum(row.due for row in rows),
+            leased=sum(row.leased for row in rows),
+            dead=sum(row.dead for row in rows),
+            next_due=min(heads) if heads else None,
+            oldest_overdue=max(0, overdue) / 1e6,
+        )
+
+    def purge(self) -> Steps[None]:
+        for keys in self.shards:
+            yield commands.purge(keys)
+
+    # ------------------------------------------------------------ claims
+
+    def claim(self, limit: int, lease: float) -> Steps[list[Claim]]:
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1000:
+            raise ValueError(f"limit must be an int from 1 to 1000, got {limit!r}")
+        length = lease_micros(lease)
+        out: list[Claim] = []
+        for keys in self.shards:
+            if len(out) == limit:
+                break
+            got = yield commands.claim(
+                keys, self._asker, next(self._calls), lease=length, limit=limit - len(out), now=self.now()
+            )
+            out += got.claims
+            if got.unreadable:
+                verdicts = [Verdict(entry, "dead", 0, reason) for entry, reason in got.unreadable.items()]
+                yield commands.settle(keys, got.lease, verdicts, self.now())
+        return out
+
+    def settle(self, claims: Iterable[Claim], verb: str, pause: int = 0, reason: str = "") -> Steps[int]:
+        groups: dict[tuple[ShardKeys, int], list[Verdict]] = {}
+        for one in claims:
+            if not isinstance(one, Claim):
+                raise TypeError(f"claims must be Claim objects, got {one!r}")
+            groups.setdefault((self._shard_at(one.entry), one.lease), []).append(Verdict(one.entry, verb, pause, reason))
+        done = 0
+        for (keys, fence), verdicts in groups.items():
+            for at in range(0, len(verdicts), CHUNK_JOBS):
+                done += yield commands.settle(keys, fence, verdicts[at : at + CHUNK_JOBS], self.now())
+        return done
+
+    def fail(self, claims: Iterable[Claim], reason: str, retry_in: float | None) -> Steps[int]:
+        if not isinstance(reason, str):
+            raise TypeError(f"reason must be a str, got {reason!r}")
+        if retry_in is None:
+            return (yield from self.settle(claims, "dead", 0, reason))
+        pause = max(0, seconds_to_micros(retry_in, "retry_in"))
+        return (yield from self.settle(claims, "retry", pause, reason))
+
+    def renew(self, claims: Iterable[Claim], lease: float) -> Steps[list[Claim]]:
+        length = lease_micros(lease)
+        groups: dict[tuple[ShardKeys, int], list[Claim]] = {}
+        for one in claims:
+            groups.setdefault((self._shard_at(one.entry), one.lease), []).append(one)
+        out = []
+        for (keys, fence), group in groups.items():
+            deadline, held = yield commands.renew(
+                keys,
+                self._asker,
+                next(self._calls),
+                lease=length,
+                fence=fence,
+                entries=[one.entry for one in group],
+                now=self.now(),
+            )
+            out += [
+                Claim(c.entry, deadline, c.id, c.due, c.payload, c.meta, c.attempts, c.requeues)
+                for c in group
+                if c.entry in held
+            ]
+        return out
+
+
+def lease_micros(lease: float) -> int:
+    """A lease length as microseconds.
+
+    Raises:
+        TypeError, ValueError: not a number of seconds from 0.001 to a day.
+    """
+    length = seconds_to_micros(lease, "lease")
+    if not 1000 <= length <= 86_400_000_000:
+        raise ValueError(f"lease must be between 0.001 s and a day, got {lease!r}")
+    return length
+
+
+def _place(cursor: Cursor) -> tuple[int, bytes]:
+    return cursor.score, cursor.entry
+
+
+def _chunks(indexes: Sequence[int], jobs: Sequence[Stored]) -> Iterable[list[int]]:
+    chunk: list[int] = []
+    size = 0
+    for i in indexes:
+        length = len(jobs[i].tail) + len(jobs[i].raw_id)
+        if chunk and (len(chunk) == CHUNK_JOBS or size + length > CHUNK_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(i)
+        size += length
+    if chunk:
+        yield chunk
