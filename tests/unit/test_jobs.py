@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pickle
 from datetime import datetime, timezone
@@ -47,12 +48,20 @@ def test_a_plain_job_waits_and_has_no_history():
     assert (job.state, job.attempts, job.requeues, job.reason, job.outcome) == (State.WAITING, 0, 0, None, None)
 
 
-@pytest.mark.parametrize("make", [lambda: Job(id="a", due=1, payload=b""), lambda: VALUES[2]], ids=["Job", "Claim"])
-def test_the_empty_meta_cannot_be_filled_by_accident(make):
-    value = make()
-    assert dict(value.meta) == {}
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize("value", VALUES[1:3], ids=lambda value: type(value).__name__)
+def test_filling_one_meta_by_accident_fills_no_other(value):
+    twin = Job(id="b", due=1, payload=b"")
+    with contextlib.suppress(TypeError):
         value.meta["task"] = "t"
+    others = dict(twin.meta), dict(Job(id="c", due=1, payload=b"").meta)
+    with contextlib.suppress(AttributeError):
+        value.meta.pop("task", None)
+    assert others == ({}, {})
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_values_cross_processes(value):
+    assert pickle.loads(pickle.dumps(value)) == value
 
 
 def test_outcomes_and_states_are_text_for_logs_and_json():

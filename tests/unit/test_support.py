@@ -112,6 +112,19 @@ def run_pytest(tmp_path, request):
     shutil.rmtree(base.parent, ignore_errors=True)
 
 
+def test_queues_share_a_name_and_are_purged(make_queue, queue, clock):
+    queue.schedule(b"p", delay=60, id="a")
+    assert make_queue(shards=1).get("a").payload == b"p"
+    assert make_queue(name=f"{queue.name}-other", clock=clock).get("a") is None
+
+
+async def test_async_queues_share_a_name_and_are_purged(make_async_queue, async_queue, clock):
+    await async_queue.schedule(b"p", delay=60, id="a")
+    assert (await make_async_queue().get("a")).payload == b"p"
+    job = await make_async_queue(name=f"{async_queue.name}-other", clock=clock).schedule(b"p", delay=1)
+    assert job.due == clock() + 1_000_000
+
+
 # ----------------------------------------------------------------------------------------------------------- own server
 
 
