@@ -123,9 +123,8 @@ class RedisServer:
     def start(self, *, wait: bool = True) -> RedisServer:
         """Start, or start again on the same port and data. ``wait``: until it answers PING (its data is loaded)."""
         assert not self.running, "the server is running"
-        self._process = subprocess.Popen(
-            self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
-        )
+        with (self.folder / "redis.out").open("wb") as out:
+            self._process = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         if wait:
             self.wait_ready()
         return self
@@ -209,11 +208,9 @@ class RedisServer:
         self.close()
 
     def log(self) -> str:
-        """The end of the server's log."""
-        try:
-            return (self.folder / "redis.log").read_text(errors="replace")[-4000:]
-        except FileNotFoundError:
-            return "(no log)"
+        """The end of what the server said."""
+        logs = [self.folder / name for name in ("redis.out", "redis.log")]
+        return "\n".join(log.read_text(errors="replace")[-4000:] for log in logs if log.exists())
 
     @property
     def url(self) -> str:
