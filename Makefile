@@ -26,7 +26,7 @@ celery_packages := -e '.[celery,cli]' --group test --group demo
 lint_packages   := -e '.[celery,cli,metrics,taskiq]' --group lint
 
 help: ## This list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(ENVS)/celery.ok ## The Celery demo; ARGS=--compare sets it beside native Celery
 	$(ENVS)/celery/bin/python examples/celery_worker/demo.py $(ARGS)
