@@ -31,8 +31,6 @@ def _no_meta() -> Mapping[str, str]:
     return NO_META
 
 
-
-
 class Outcome(str, enum.Enum):
     """What a verb did, or found instead."""
 
@@ -47,7 +45,7 @@ class Outcome(str, enum.Enum):
     RESCHEDULED = "rescheduled"
     """The job waits for its new due time; a ``release_now`` makes it due at once."""
     IN_FLIGHT = "in_flight"
-    """The job is being released right now. For ``replace``: the new entry is stored, the old one may still go out once."""
+    """The job is being released right now. For ``replace``: the new entry is stored; the old may still go out once."""
     RELEASED = "released"
     """The job was released recently (the last 10,000 or so are remembered)."""
     NOT_FOUND = "not_found"
@@ -68,7 +66,7 @@ class State(str, enum.Enum):
 
 
 class Payload(enum.IntEnum):
-    """Stand-ins in a :data:`Command`: filled in by the release script, so that nothing is stored twice or goes stale."""
+    """Stand-ins in a :data:`Command`, filled in by the release script: nothing is stored twice or goes stale."""
 
     BYTES = 0
     """The job's payload."""

@@ -30,7 +30,7 @@ class AsyncDelayQueue:
     """:class:`~delayadapters.DelayQueue` for asyncio: the same arguments, verbs, outcomes and errors, awaited.
 
     Args:
-        client: a ``redis.asyncio`` client (``Redis``, ``Sentinel.master_for(…)``, ``RedisCluster``), the caller's to close.
+        client: a ``redis.asyncio`` client (``Redis``, ``Sentinel.master_for(…)``, ``RedisCluster``); the caller closes it.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class AsyncDelayQueue:
     # ------------------------------------------------------------ a consumer of your own
 
     async def claim(self, limit: int = 100, *, lease: float = 30.0) -> list[Claim]:
-        """Takes up to ``limit`` due jobs for ``lease`` seconds; see :meth:`DelayQueue.claim <delayadapters.DelayQueue.claim>`."""
+        """Takes up to ``limit`` due jobs for ``lease`` seconds; see :meth:`~delayadapters.DelayQueue.claim`."""
         return await self._run(self._verbs.claim(limit, lease))
 
     async def ack(self, claims: Iterable[Claim]) -> int:

@@ -1,4 +1,4 @@
-"""Every request to Redis, built and read back. No I/O: an executor sends ``(script, keys, args)`` and hands the reply in."""
+"""Every request to Redis, built and read back. No I/O: an executor sends ``(script, keys, args)``, hands in the reply."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Stored:
 def schedule(
     keys: ShardKeys, jobs: Sequence[Stored], if_exists: IfExists, now: int | None = None
 ) -> Call[list[Job] | list[str]]:
-    """Stores all of ``jobs`` or none. Answers the jobs, or a list of the ids that were taken (nothing is stored then)."""
+    """Stores all of ``jobs`` or none. Answers the jobs, or the ids that were taken (nothing is stored then)."""
     flat: list[Any] = []
     for job in jobs:
         flat += (job.raw_id, job.when, job.flags, job.tail)
@@ -212,14 +212,15 @@ class ShardStats:
     head: int | None
 
 
-def stats(keys: ShardKeys, now: int | None = None) -> Call[ShardStats]:
+def stats(keys: ShardKeys, server_now: int | None = None) -> Call[ShardStats]:
     """Counts; ``head`` is the microsecond at which the first waiting job is to be released."""
 
     def parse(reply: Any) -> ShardStats:
-        return ShardStats(*(int(n) for n in reply[:5]), head=int(reply[5]) if reply[5] else None)
+        now, waiting, due, leased, dead = (int(n) for n in reply[:5])
+        return ShardStats(now, waiting, due, leased, dead, int(reply[5]) if reply[5] else None)
 
     script = load("stats")
-    return Call(script, *script.bind(keys, now=_now(now)), parse, keys)
+    return Call(script, *script.bind(keys, now=_now(server_now)), parse, keys)
 
 
 def purge(keys: ShardKeys) -> Plain[int]:
@@ -325,9 +326,7 @@ def claim(
         for entry, record in zip(taken, raw, strict=True):
             try:
                 due, payload, meta, attempts, requeues, _ = unpack(record or b"")
-                claims.append(
-                    Claim(entry, deadline, entry[6:].decode(), due, payload, meta, attempts, requeues)
-                )
+                claims.append(Claim(entry, deadline, entry[6:].decode(), due, payload, meta, attempts, requeues))
             except (RecordUnreadable, UnicodeDecodeError) as error:
                 unreadable[entry] = str(error)
         return Claimed(
@@ -396,7 +395,14 @@ def settle(keys: ShardKeys, fence: int, verdicts: Sequence[Verdict], now: int | 
 
 
 def renew(
-    keys: ShardKeys, asker: Asker, call: int, *, lease: int, fence: int, entries: Sequence[bytes], now: int | None = None
+    keys: ShardKeys,
+    asker: Asker,
+    call: int,
+    *,
+    lease: int,
+    fence: int,
+    entries: Sequence[bytes],
+    now: int | None = None,
 ) -> Call[tuple[int, frozenset[bytes]]]:
     """Extends leases. Answers the new deadline and the entries still ours."""
 

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from redis import connection as sync_pool
+from redis.asyncio.connection import BlockingConnectionPool as AsyncBlockingPool
+from redis.asyncio.connection import ConnectionPool as AsyncPool
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError
@@ -16,9 +19,11 @@ from redis.retry import Retry
 from .commands import Call, Plain
 from .faults import sent
 
-__all__ = ["Options", "Waiting", "client_options", "describe", "never_decode", "next_pause"]
+__all__ = ["Options", "Waiting", "client_options", "describe", "loop_client", "never_decode", "next_pause"]
 
 _OWN: Final = ("max_payload", "wait_replicas", "wait_aof", "wait_timeout")
+LOOP_TIMEOUT: Final = 3.0
+"""Seconds in which a release loop takes a silent Redis for hanging."""
 _REFUSED_TRIES: Final = 4
 """A server that refuses connections is given about a second to come back; one that is silent, the whole time-out."""
 
@@ -51,7 +56,7 @@ def client_options(timeout: float, options: dict[str, Any], *, asynchronous: boo
 
 
 def next_pause(attempt: int, error: BaseException, deadline: float | None) -> float | None:
-    """Seconds to wait before try number ``attempt`` + 1, or None to give up. ``deadline``: monotonic; None: no retry."""
+    """Seconds to wait before one more try, or None to give up. ``deadline``: monotonic; None: no retry."""
     if deadline is None or isinstance(error, AuthenticationError):
         return None
     if attempt >= _REFUSED_TRIES and not sent(error):
@@ -102,3 +107,27 @@ class Waiting:
             f"stored, but not confirmed by {wanted} within wait_timeout={self.timeout} s "
             f"({self.command[0]} answered {reply}); the job will still be released"
         )
+
+
+def loop_client(client: Any) -> Any:
+    """A client like ``client`` for a release loop: own connections, bytes, short time-outs, no retries of its own.
+
+    A release loop must notice a hanging socket, and repeats its requests itself. Clients whose pool is not a plain one
+    (Sentinel, Cluster) are used as they are.
+    """
+    pool: Any = getattr(client, "connection_pool", None)
+    if type(pool) not in (sync_pool.ConnectionPool, sync_pool.BlockingConnectionPool, AsyncPool, AsyncBlockingPool):
+        return client
+    kwargs = {key: value for key, value in pool.connection_kwargs.items() if key not in ("max_connections", "timeout")}
+    asynchronous = isinstance(pool, AsyncPool)
+    kwargs.update(
+        decode_responses=False,
+        socket_timeout=LOOP_TIMEOUT,
+        socket_connect_timeout=LOOP_TIMEOUT,
+        retry=(AsyncRetry if asynchronous else Retry)(NoBackoff(), 0),
+        retry_on_error=[],
+        retry_on_timeout=False,
+        health_check_interval=0,
+    )
+    make = AsyncPool if asynchronous else sync_pool.ConnectionPool
+    return type(client)(connection_pool=make(connection_class=pool.connection_class, **kwargs))

@@ -25,7 +25,7 @@ def sent(error: BaseException) -> bool:
 
 
 def translate(error: BaseException, what: str, keys: Sequence[bytes], *, maybe_done: bool) -> errors.RedisFault:
-    """The error to raise from ``error``. ``what`` names the operation; ``maybe_done``: an attempt may have been carried out."""
+    """What to raise from ``error``. ``what``: the operation; ``maybe_done``: an attempt may have been carried out."""
     text = str(error) or type(error).__name__
     where = f"{what} (keys {b' '.join(keys[:2]).decode(errors='replace')} …)" if keys else what
     if isinstance(error, rx.AuthenticationError):
@@ -35,17 +35,28 @@ def translate(error: BaseException, what: str, keys: Sequence[bytes], *, maybe_d
     if isinstance(error, RETRIABLE):
         if maybe_done:
             return errors.OutcomeUnknown(
-                f"{where}: no answer from Redis ({text}); the command may have been carried out. Try again with the same id"
+                f"{where}: no answer from Redis ({text}); it may have been carried out. Try again with the same id"
             )
-        return errors.RedisUnavailable(f"{where}: Redis cannot be reached ({text}); check the URL, the server and the network")
+        return errors.RedisUnavailable(
+            f"{where}: Redis cannot be reached ({text}); check the URL, the server and the network"
+        )
     if isinstance(error, rx.ReadOnlyError) or "READONLY" in text or "read only replica" in text:
         return errors.ReadOnlyReplica(f"{where}: the server is a read-only replica; connect to the primary ({text})")
     if isinstance(error, rx.OutOfMemoryError) or "OOM" in text:
         return errors.OutOfMemory(f"{where}: Redis has reached maxmemory; raise it or let the backlog drain ({text})")
-    if isinstance(error, rx.NoPermissionError) or "NOPERM" in text or "ACL failure" in text or "can't run this command" in text:
-        return errors.PermissionDenied(f"{where}: the ACL user lacks a right; docs/reference/acl.md lists them ({text})")
+    if (
+        isinstance(error, rx.NoPermissionError)
+        or "NOPERM" in text
+        or "ACL failure" in text
+        or "can't run this command" in text
+    ):
+        return errors.PermissionDenied(
+            f"{where}: the ACL user lacks a right; docs/reference/acl.md lists them ({text})"
+        )
     if "WRONGTYPE" in text:
-        return errors.WrongKeyType(f"{where}: a key of this queue holds another type of value; choose another name= ({text})")
+        return errors.WrongKeyType(
+            f"{where}: a key of this queue holds another type of value; choose another name= ({text})"
+        )
     if "MASTERDOWN" in text or "CLUSTERDOWN" in text or "NOREPLICAS" in text:
         return errors.RedisUnavailable(f"{where}: Redis takes no commands now ({text})")
     return errors.ScriptFailed(f"{where}: {text}")

@@ -76,7 +76,7 @@ def load(name: str) -> Script:
     return Script(
         name,
         text,
-        hashlib.sha1(text).hexdigest().encode(),
+        hashlib.sha1(text, usedforsecurity=False).hexdigest().encode(),
         tuple(head["keys"]),
         tuple(args[: len(args) - variadic]),
         variadic,

@@ -103,7 +103,9 @@ class DelayQueue:
     def __enter__(self) -> DelayQueue:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # ------------------------------------------------------------ the executor
@@ -252,11 +254,11 @@ class DelayQueue:
         return self._run(self._verbs.settle(claims, "ack"))
 
     def give_back(self, claims: Iterable[Claim]) -> int:
-        """Returns claims unpublished, in their old place and without counting an attempt; answers how many were ours."""
+        """Returns claims unpublished, to their old place, no attempt counted; answers how many were still ours."""
         return self._run(self._verbs.settle(claims, "back"))
 
     def fail(self, claims: Iterable[Claim], reason: str, *, retry_in: float | None) -> int:
-        """Counts an attempt: the jobs wait ``retry_in`` seconds more or, with None, are dead. Answers how many were ours."""
+        """Counts an attempt: the jobs wait ``retry_in`` seconds or, with None, are dead. Answers how many were ours."""
         return self._run(self._verbs.fail(claims, reason, retry_in))
 
     def renew(self, claims: Iterable[Claim], *, lease: float = 30.0) -> list[Claim]:

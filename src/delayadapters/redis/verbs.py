@@ -1,6 +1,6 @@
 """What each verb does, written once for the sync and the asyncio queue, as generators of requests.
 
-A verb yields a :class:`~.commands.Call` or :class:`~.commands.Plain`, is sent its parsed answer, and returns its result;
+A verb yields a :class:`~.commands.Call` or :class:`~.commands.Plain`, is sent its parsed answer, returns its result;
 :mod:`.sync` and :mod:`.aio` are the two executors.
 """
 
@@ -194,7 +194,9 @@ class Verbs:
         for one in claims:
             if not isinstance(one, Claim):
                 raise TypeError(f"claims must be Claim objects, got {one!r}")
-            groups.setdefault((self._shard_at(one.entry), one.lease), []).append(Verdict(one.entry, verb, pause, reason))
+            groups.setdefault((self._shard_at(one.entry), one.lease), []).append(
+                Verdict(one.entry, verb, pause, reason)
+            )
         done = 0
         for (keys, fence), verdicts in groups.items():
             for at in range(0, len(verdicts), CHUNK_JOBS):

@@ -15,8 +15,9 @@ __all__ = ["AsyncPublisher", "Batch", "Published", "Publisher"]
 class Batch(Sequence[Claim]):
     """The claims of one publish. A publisher that sends one by one asks :meth:`ensure_held` before each.
 
-    A process that was stopped (SIGSTOP, a laptop's sleep) may have lost its leases meanwhile; then what it holds
-    belongs to somebody else. ``ensure_held`` notices by a clock that runs on during sleep, and asks Redis when in doubt.
+    A process that was stopped (SIGSTOP, a laptop's sleep) may have lost its leases meanwhile; then what it holds belongs
+    to somebody else. ``ensure_held`` notices by a clock that runs on during sleep. Asking counts as progress: a
+    publisher that makes none is taken for hanging, and its leases are no longer renewed.
     """
 
     __slots__ = ("_claims", "_held")
@@ -67,7 +68,8 @@ class Publisher(Protocol):
 
     ``publish`` returns None or an empty :class:`Published` when the broker *has* every message (confirmed, where the
     broker can). It reports what it did not publish; when it raises instead, nothing of the batch counts as published:
-    one job alone is then charged with the failure, a larger batch is tried again one by one.
+    an OSError (ConnectionError, TimeoutError) says that the broker is down; after any other exception a batch is tried
+    again one by one, and a job alone is charged with the failure.
     """
 
     def publish(self, claims: Batch) -> Published | None: ...

@@ -4,7 +4,7 @@
 -- include: clock entries fetch lease released settle direct wake
 -- owner, call: who asks, and a number that is repeated when the same request is: its batch is then answered again.
 -- about: what to show of this loop. length: of the lease, microseconds. limit, max_bytes: of a batch.
--- watch_ms: > 0 to take or renew the watch. help: '1' to call others when due work is left.
+-- watch_ms: > 0 to take or renew the watch. help: '1' to call others when due work is left to publish.
 -- retry_base, retry_cap (microseconds), max_attempts: for a direct release that fails.
 -- fence, acks: the deadline and the entries of a published batch.
 -- Returns {msgpack {now, head or -1, next lease deadline or -1, watch: 1 ours | 0 not asked | -milliseconds left of
@@ -115,7 +115,7 @@ end
 
 local _, head = head_of(due)
 local _, expires = head_of(leased)
-if help == '1' and head and head <= at then redis.pcall('PUBLISH', wake, 'help') end
+if help == '1' and #taken > 0 and head and head <= at then redis.pcall('PUBLISH', wake, 'help') end
 
 local watching = 0
 if tonumber(watch_ms) > 0 then

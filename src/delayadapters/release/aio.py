@@ -1,0 +1,267 @@
+"""The asyncio shell of the release loop: one task a shard, and one that listens for wake-ups."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+from types import TracebackType
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from ..redis.aio import AsyncDelayQueue, execute
+from ..redis.commands import Asker, Call, Plain
+from ..redis.connect import loop_client
+from ..redis.keys import ShardKeys
+from .loop import Done, Publish, ReleaseLoop, Send, Sleep
+from .publisher import AsyncPublisher
+from .settings import ReleaserStats, ReleaseSettings
+from .threads import clock
+
+__all__ = ["AsyncReleaser"]
+
+log: Final = logging.getLogger("delayadapters.release")
+_TIMER_GRAIN: Final = 0.0011
+"""asyncio's selectors round a time-out up to the next millisecond; the last one is waited out by turns of the loop."""
+
+
+class AsyncReleaser:
+    """Releases due jobs of a queue through an async publisher, on the running event loop.
+
+    The same as :class:`~delayadapters.Releaser` otherwise; see there for the arguments and what they promise.
+    """
+
+    def __init__(
+        self,
+        queue: AsyncDelayQueue,
+        publisher: AsyncPublisher,
+        *,
+        lease: float = 30.0,
+        patience: float = 120.0,
+        batch: int = 500,
+        max_attempts: int = 8,
+        backoff: float = 1.0,
+        backoff_cap: float = 300.0,
+        name: str | None = None,
+    ) -> None:
+        self._settings = ReleaseSettings(
+            lease=lease,
+            patience=patience,
+            batch=batch,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            backoff_cap=backoff_cap,
+        )
+        self._queue = queue
+        self._publisher = publisher
+        self._name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self._shards: list[_Shard] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.stats = ReleaserStats()
+
+    async def start(self) -> None:
+        """Starts the tasks and returns. A releaser starts once.
+
+        Raises:
+            RuntimeError: it was started before.
+        """
+        if self._tasks:
+            raise RuntimeError("this AsyncReleaser was started before; make a new one")
+        for number, keys in enumerate(self._queue._verbs.shards):
+            shard = _Shard(self._queue, keys, self._publisher, self._settings, self.stats, self._name)
+            self._shards.append(shard)
+            self._tasks.append(asyncio.create_task(shard.run(), name=f"delayadapters-{number}"))
+
+    async def run(self) -> None:
+        """Starts, and returns when :meth:`stop` was called. Cancelling it stops the releaser gracefully first."""
+        await self.start()
+        try:
+            await asyncio.wait(self._tasks)
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+
+    async def stop(self, timeout: float | None = None) -> bool:
+        """Finishes or gives back what is held and hands the watch over. Answers whether all has ended.
+
+        Args:
+            timeout: seconds to wait; None: as long as the current publish takes. What has not ended by then is
+                cancelled: its leases pass, and another loop takes over.
+        """
+        for shard in self._shards:
+            shard.stop()
+        if not self._tasks:
+            return True
+        _, late = await asyncio.wait(self._tasks, timeout=timeout)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+        return not late
+
+    @property
+    def running(self) -> bool:
+        """Whether any task of it still runs."""
+        return any(not task.done() for task in self._tasks)
+
+    async def __aenter__(self) -> AsyncReleaser:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+class _Shard:
+    """Drives one :class:`ReleaseLoop`."""
+
+    def __init__(
+        self,
+        queue: AsyncDelayQueue,
+        keys: ShardKeys,
+        publisher: AsyncPublisher,
+        settings: ReleaseSettings,
+        stats: ReleaserStats,
+        name: str,
+    ) -> None:
+        self._queue = queue
+        self._keys = keys
+        self._publisher = publisher
+        self._settings = settings
+        self._wake = asyncio.Event()
+        self._messages: list[bytes | None] = []
+        self._client: Any = None
+        self._listener: asyncio.Task[None] | None = None
+        self.loop = ReleaseLoop(keys, Asker.new(name), settings, clock=clock, server_now=queue._verbs.now, stats=stats)
+
+    def stop(self) -> None:
+        self.loop.stop()
+        self._wake.set()
+
+    async def run(self) -> None:
+        self._client = loop_client(self._queue.client)
+        self._listener = asyncio.create_task(self._listen())
+        try:
+            await self._drive()
+        finally:
+            self._listener.cancel()
+            await asyncio.wait([self._listener])
+            if self._client is not self._queue.client:
+                await self._client.aclose()
+
+    async def _drive(self) -> None:
+        loop = self.loop
+        while True:
+            if self._messages:
+                messages, self._messages = self._messages, []
+                for message in messages:
+                    loop.woken(message, clock())
+            action = loop.next(clock())
+            if isinstance(action, Sleep):
+                await self._wait(action)
+            elif isinstance(action, Send):
+                await self._send(action.request)
+            elif isinstance(action, Publish):
+                await self._publish(action)
+            elif isinstance(action, Done):
+                return
+
+    async def _wait(self, action: Sleep) -> None:
+        if self.loop.missed_wakes >= 3:
+            self.loop.missed_wakes = 0
+            await self._subscribe_again()
+        left = min(action.until - clock(), 3600.0)
+        coarse = left - _TIMER_GRAIN if action.precise else left
+        if coarse > 0 and not self._wake.is_set():
+            timer = asyncio.get_running_loop().call_later(coarse, self._wake.set)
+            await self._wake.wait()
+            timer.cancel()
+        elif action.precise:
+            while clock() < action.until and not self._wake.is_set():
+                await asyncio.sleep(0)  # noqa: ASYNC110 - for less than a timer's grain
+        self._wake.clear()
+
+    async def _send(self, request: Call[Any] | Plain[Any]) -> None:
+        sent = clock()
+        try:
+            answer = request.parse(await execute(self._client, request))
+        except (RedisError, OSError, EOFError) as error:
+            self.loop.fault(error, clock())
+        except Exception as error:
+            # An answer we cannot read must not end the loop.
+            log.exception("unreadable answer in the release loop")
+            self.loop.fault(error, clock())
+        else:
+            self.loop.answered(answer, sent, clock())
+
+    async def _publish(self, action: Publish) -> None:
+        task = asyncio.ensure_future(self._publisher.publish(action.batch))
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=self._settings.lease / 3)
+                if not task.done():
+                    await self._renew()
+            result = task.result()
+        except asyncio.CancelledError:
+            if task.cancelled():
+                self.loop.publish_failed(RuntimeError("the publisher was cancelled"), clock())
+                return
+            task.cancel()
+            raise
+        except Exception as error:
+            self.loop.publish_failed(error, clock())
+        else:
+            self.loop.published(result, clock())
+
+    async def _renew(self) -> None:
+        now = clock()
+        request = self.loop.renewal(now)
+        if request is None:
+            return
+        try:
+            answer = request.parse(await execute(self._client, request))
+        except (RedisError, OSError, EOFError) as error:
+            log.warning("a lease could not be renewed, will retry: %s", error)
+        else:
+            self.loop.renewed(answer, now, clock())
+
+    async def _subscribe_again(self) -> None:
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.wait([self._listener])
+            self._listener = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        """The wake channel. Losing it costs lateness up to the safety poll, nothing else."""
+        faults = 0
+        while True:
+            subscription = None
+            try:
+                subscription = self._client.pubsub()
+                await subscription.subscribe(self._keys.wake)
+                self._tell(None)
+                while True:
+                    message = await subscription.get_message(timeout=30.0)
+                    if message is not None:
+                        faults = 0
+                        if message["type"] == "message":
+                            self._tell(message["data"])
+            except (RedisError, OSError, EOFError) as error:
+                faults += 1
+                if faults == 1:
+                    log.info("wake-up subscription lost, will subscribe again: %s", error)
+                await asyncio.sleep(min(2.0, 0.05 * 2 ** min(faults, 10)) * random.uniform(0.5, 1.0))
+            finally:
+                if subscription is not None:
+                    with contextlib.suppress(RedisError, OSError, EOFError):
+                        await subscription.aclose()
+
+    def _tell(self, message: bytes | str | None) -> None:
+        self._messages.append(message.encode() if isinstance(message, str) else message)
+        self._wake.set()
