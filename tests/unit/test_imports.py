@@ -34,6 +34,7 @@ PUBLIC = {
     "Published",
     "Publisher",
     "Releaser",
+    "ReleaserStats",
     "State",
     "Stats",
     *errors.__all__,
