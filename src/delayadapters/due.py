@@ -69,7 +69,8 @@ def seconds_to_micros(value: Delay, argument: str) -> int:
         return value * 1_000_000
     if not math.isfinite(value):
         raise ValueError(f"{argument} must be a finite number of seconds, got {value!r}")
-    return round(value * 1_000_000)
+    # Beyond any date (and a float's microseconds may be infinite): as an integer it is merely too late.
+    return round(value * 1_000_000) if abs(value) < 1e15 else int(value) * 1_000_000
 
 
 def resolve(delay: Delay | None, at: datetime | None, *, now: int) -> When:

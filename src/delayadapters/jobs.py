@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from .due import Delay, from_micros
 
@@ -24,11 +24,6 @@ __all__ = [
 ]
 
 IfExists: TypeAlias = Literal["error", "keep", "replace", "add"]
-NO_META: Final[Mapping[str, str]] = {}
-
-
-def _no_meta() -> Mapping[str, str]:
-    return NO_META
 
 
 class Outcome(str, enum.Enum):
@@ -110,7 +105,7 @@ class Job:
     id: str
     due: int
     payload: bytes
-    meta: Mapping[str, str] = field(default_factory=_no_meta)
+    meta: Mapping[str, str] = field(default_factory=dict)
     state: State = State.WAITING
     attempts: int = 0
     requeues: int = 0
@@ -136,7 +131,7 @@ class Claim:
     id: str
     due: int
     payload: bytes
-    meta: Mapping[str, str] = field(default_factory=_no_meta)
+    meta: Mapping[str, str] = field(default_factory=dict)
     attempts: int = 0
     requeues: int = 0
 

@@ -18,13 +18,13 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Final, NamedTuple, get_args, overload
 
 from .clock import Clock, InjectedClock, ManualClock, SystemClock
 from .due import Delay, When, check_id, check_payload, resolve, seconds_to_micros, to_micros
 from .errors import DelayError, JobExists
-from .jobs import NO_META, Claim, Command, IfExists, Job, NewJob, Outcome, Page, State, Stats
+from .jobs import Claim, Command, IfExists, Job, NewJob, Outcome, Page, State, Stats
 
 __all__ = ["ManualClock", "MemoryDelayQueue"]
 
@@ -664,13 +664,17 @@ def _aware(moment: object) -> int:
 
 def _meta(meta: Mapping[str, str] | None) -> Mapping[str, str]:
     if meta is None:
-        return NO_META
+        return {}
     if not isinstance(meta, Mapping):
         raise TypeError(f"meta must be a mapping of str to str, got {meta!r}")
     for pair in meta.items():
         if not all(isinstance(word, str) for word in pair):
             raise TypeError(f"meta must map str to str, got {pair[0]!r}: {pair[1]!r}")
-    return MappingProxyType(dict(meta)) if meta else NO_META
+        try:
+            "".join(pair).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"meta must be encodable as UTF-8, got {pair[0]!r}: {pair[1]!r}") from error
+    return dict(meta) if meta else {}
 
 
 def _cursor(place: tuple[int, int]) -> str:

@@ -30,7 +30,7 @@ class AsyncDelayQueue:
     """:class:`~delayadapters.DelayQueue` for asyncio: the same arguments, verbs, outcomes and errors, awaited.
 
     Args:
-        client: a ``redis.asyncio`` client (``Redis``, ``Sentinel.master_for(…)``, ``RedisCluster``); the caller closes it.
+        client: a ``redis.asyncio`` client, as for DelayQueue. The caller closes it.
     """
 
     def __init__(

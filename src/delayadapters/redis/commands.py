@@ -1,4 +1,4 @@
-"""Every request to Redis, built and read back. No I/O: an executor sends ``(script, keys, args)``, hands in the reply."""
+"""Every request to Redis, built and read back. No I/O: an executor sends it and hands the reply in."""
 
 from __future__ import annotations
 

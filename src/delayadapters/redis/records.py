@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from ..errors import RecordUnreadable
-from ..jobs import NO_META, Command, Payload
+from ..jobs import Command, Payload
 
 __all__ = ["Record", "id_of", "pack", "unpack"]
 
@@ -70,14 +70,14 @@ def unpack(raw: bytes) -> Record:
         RecordUnreadable: not one of ours, or of a newer version.
     """
     if len(raw) >= _HEADER and raw[0] == _PLAIN:
-        return Record(int.from_bytes(raw[7:14], "big"), raw[14:], NO_META, 0, 0, None)
+        return Record(int.from_bytes(raw[7:14], "big"), raw[14:], {}, 0, 0, None)
     if len(raw) < _HEADER or raw[0] >> 4 != VERSION:
         raise RecordUnreadable(
             f"unreadable record: {len(raw)} bytes beginning {raw[:8].hex()!r}; this version reads format {VERSION}"
         )
     flags, at = raw[0], _HEADER
     state: Sequence[Any] = (0, 0, b"", 0)
-    meta: Mapping[str, str] = NO_META
+    meta: Mapping[str, str] = {}
     try:
         if flags & _STATE:
             section, at = _read(raw, at)

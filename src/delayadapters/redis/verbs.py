@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from ..due import Delay, check_id, check_payload, resolve, seconds_to_micros, to_micros
 from ..errors import JobExists
-from ..jobs import NO_META, Claim, Command, IfExists, Job, NewJob, Outcome, Page, Stats
+from ..jobs import Claim, Command, IfExists, Job, NewJob, Outcome, Page, Stats
 from . import commands, records
 from .commands import Asker, Call, Cursor, Plain, Stored, Verdict
 from .keys import ShardKeys, check_name, shard_of
@@ -67,7 +67,7 @@ class Verbs:
         if job.meta is not None and not isinstance(job.meta, Mapping):
             raise TypeError(f"meta must be a mapping of str to str, got {job.meta!r}")
         flags, tail = records.pack(job.payload, job.meta, job.release)
-        meta = dict(job.meta) if job.meta else NO_META
+        meta = dict(job.meta) if job.meta else {}
         return Stored(id, raw_id, -when.micros if when.relative else when.micros, flags, tail, job.payload, meta)
 
     def schedule_many(self, jobs: Iterable[NewJob], if_exists: IfExists) -> Steps[list[Job]]:

@@ -183,8 +183,9 @@ class _Shard:
             await self._wake.wait()
             timer.cancel()
         elif action.precise:
-            while clock() < action.until and not self._wake.is_set():
-                await asyncio.sleep(0)  # noqa: ASYNC110 - for less than a timer's grain
+            # For less than a timer's grain.
+            while clock() < action.until and not self._wake.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0)
         self._wake.clear()
 
     async def _send(self, request: Call[Any] | Plain[Any]) -> None:

@@ -2,7 +2,7 @@
 
 A shell (:mod:`.threads`, :mod:`.aio`) repeats: ask :meth:`ReleaseLoop.next` for an action, carry it out, report back.
 Times handed in are the shell's own clock in seconds, one that runs on while the process is stopped or the machine
-sleeps. Due times are the Redis server's; ``_offset`` translates, learnt from every answer that carries the server's time.
+sleeps. Due times are the Redis server's; ``_offset`` translates, learnt from answers that carry the server's time.
 
 One loop per shard watches: it sleeps until the head is due, looks once a poll, and holds a short watch lease in Redis.
 The others sleep until that lease could lapse, and are called in by "help" when a claim leaves due work behind.

@@ -15,8 +15,8 @@ __all__ = ["AsyncPublisher", "Batch", "Published", "Publisher"]
 class Batch(Sequence[Claim]):
     """The claims of one publish. A publisher that sends one by one asks :meth:`ensure_held` before each.
 
-    A process that was stopped (SIGSTOP, a laptop's sleep) may have lost its leases meanwhile; then what it holds belongs
-    to somebody else. ``ensure_held`` notices by a clock that runs on during sleep. Asking counts as progress: a
+    A process that was stopped (SIGSTOP, a laptop's sleep) may have lost its leases meanwhile; then what it holds is
+    somebody else's. ``ensure_held`` notices by a clock that runs on during sleep. Asking counts as progress: a
     publisher that makes none is taken for hanging, and its leases are no longer renewed.
     """
 
