@@ -419,7 +419,11 @@ class ReleaseLoop:
         if left <= 0:
             self._urgent = True
         else:
-            self._look_at = now + left / 1000 + self._set.slack
+            self._look_at = self._lapse(now, left)
+
+    def _lapse(self, seen: float, left: int) -> float:
+        """When a watch with ``left`` milliseconds at ``seen`` could lapse; never further off than a watch is long."""
+        return seen + min(left / 1000, self._set.watch) + self._set.slack
 
     def _set_watching(self, watching: bool, left: int, sent: float) -> None:
         if watching and not self._watching:
@@ -429,7 +433,7 @@ class ReleaseLoop:
             self._watch_until = sent + self._set.watch
             self._look_at = sent + self._set.poll
         else:
-            self._look_at = sent + left / 1000 + self._set.slack
+            self._look_at = self._lapse(sent, left)
 
     def _settled(self, count: int, sent: float, now: float) -> None:
         self._urgent = self._urgent or self._watching

@@ -29,11 +29,13 @@ class ReleaseSettings:
     backoff: float = 1.0
     """Before the first retry of a failed release; doubles each time, with jitter."""
     backoff_cap: float = 300.0
-    poll: float = 1.0
+    poll: float = 0.95
     """The safety poll: what a lost wake-up costs at most."""
-    watch: float = 1.9
+    watch: float = 1.85
     """The watch lease. With ``slack`` it is what the crash of the watching loop costs at most: 2 s."""
-    slack: float = 0.1
+    slack: float = 0.14
+    """Other loops look this long after the lapse: a little more than two polls after the renewal they saw, so that they
+    always come just after one, and each asks once in two polls."""
     thorough: float = 4.0
     """How often an idle watcher also looks at the clock and at other loops' leases."""
     target: int = 800

@@ -10,6 +10,16 @@
 -- Returns {msgpack {now, head or -1, next lease deadline or -1, watch: 1 ours | 0 not asked | -milliseconds left of
 -- somebody else's, deadline of the batch, acked, requeued, direct, greatest lateness of those, script time in
 -- microseconds}, msgpack notes {{id, what, reason}, ...}, {entry, ...}, {record, ...}}.
+-- Strikes off loops not heard of for a day: processes that were killed.
+local function sweep_loops(at)
+  if redis.call('HLEN', loops) < 8 then return end
+  local all = redis.call('HGETALL', loops)
+  for i = 1, #all, 2 do
+    local seen = tonumber(string.match(all[i + 1], '^%S+ %S+ (%S+)') or 0)
+    if all[i] ~= owner and at - seen > 86400000000 then redis.call('HDEL', loops, all[i]) end
+  end
+end
+
 local at = clock()
 local notes, requeued, direct, latest, acked = {}, 0, 0, 0, 0
 local taken, records, deadline = {}, {}, 0
@@ -121,11 +131,12 @@ local watching = 0
 if tonumber(watch_ms) > 0 then
   local holder = redis.call('GET', watch)
   local left = holder and redis.call('PTTL', watch) or -1
-  -- A watch that never lapses is not of our making: take it.
-  if holder == owner or left < 0 then
+  -- A watch that lives longer than it was given (no expiry; the server's clock set back) would keep everybody away.
+  if holder == owner or left < 0 or left > 2 * tonumber(watch_ms) then
     -- On a full server that has nothing due this SET is refused; then everybody watches, which is harmless.
     redis.pcall('SET', watch, owner, 'PX', watch_ms)
     watching = 1
+    if not holder then sweep_loops(at) end
   else
     watching = -math.max(1, left)
   end
