@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, get_args, overload
 
 from .clock import Clock, InjectedClock, ManualClock, SystemClock
-from .due import Delay, When, check_id, check_payload, resolve, seconds_to_micros, to_micros
+from .due import LATEST_DUE, Delay, When, check_id, check_payload, resolve, seconds_to_micros, to_micros
 from .errors import DelayError, JobExists
 from .jobs import Claim, Command, IfExists, Job, NewJob, Outcome, Page, State, Stats
 
@@ -313,9 +313,10 @@ class MemoryDelayQueue:
     async def replay(self, id: str) -> Outcome:
         """Every dead entry of ``id`` waits again, due now, attempts from zero: REPLAYED or NOT_FOUND."""
         dead = self._dead_of(id)
+        now = self._clock.now()
         for entry in dead:
             entry.attempts, entry.reason = 0, None
-            self._wait(entry, self._clock.now())
+            self._wait(entry, now)
         if dead:
             self._attend()
         return Outcome.REPLAYED if dead else Outcome.NOT_FOUND
@@ -394,16 +395,18 @@ class MemoryDelayQueue:
         still ours."""
         if not isinstance(reason, str):
             raise TypeError(f"reason must be a str, got {reason!r}")
-        span = None if retry_in is None else max(seconds_to_micros(retry_in, "retry_in"), 0)
         now = self._clock.now()
+        again = None if retry_in is None else now + max(seconds_to_micros(retry_in, "retry_in"), 0)
+        if again is not None and again > LATEST_DUE:
+            raise ValueError(f"retry_in={retry_in!r} would be due later than the year 2250")
         count = 0
         for entry in self._ours(claims):
             entry.attempts += 1
             entry.reason = reason
-            if span is None:
+            if again is None:
                 self._bury(entry, now)
             else:
-                self._wait(entry, now + span)
+                self._wait(entry, again)
             count += 1
         self._attend()
         return count
