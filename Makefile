@@ -49,7 +49,7 @@ test-core5: $(ENVS)/core5.ok ## The core on redis-py 5.0
 
 test-celery: $(ENVS)/celery.ok ## The Celery adapter
 	@echo "== adapters/celery"
-	@$(call pytest,celery,$(wildcard tests/adapters/celery) tests/unit/test_imports.py)
+	@$(call pytest,celery,$(wildcard tests/adapters/celery) tests/docs tests/unit/test_imports.py)
 
 coverage: $(ENVS)/core8.ok ## Report what the tests since the last `make test` ran; never fails
 	@$(ENVS)/core8/bin/coverage combine -q && $(ENVS)/core8/bin/coverage report || true
