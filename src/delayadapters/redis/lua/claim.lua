@@ -48,7 +48,7 @@ else
   end
 
   local _, expires = head_of(leased)
-  if expires and expires <= at then
+  if expires and expires <= at and tonumber(limit) > 0 then
     local gone = redis.call('ZRANGE', leased, '-inf', num(at), 'BYSCORE', 'LIMIT', 0, limit)
     local had = fetch(gone, tonumber(max_bytes))
     gone = first(gone, #had)
