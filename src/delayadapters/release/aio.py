@@ -204,10 +204,12 @@ class _Shard:
     async def _publish(self, action: Publish) -> None:
         task = asyncio.ensure_future(self._publisher.publish(action.batch))
         try:
+            pause = max(0.0, self.loop.renew_at - clock())
             while not task.done():
-                await asyncio.wait({task}, timeout=self._settings.lease / 3)
+                await asyncio.wait({task}, timeout=pause)
                 if not task.done():
                     await self._renew()
+                    pause = max(self._settings.lease / 6, self.loop.renew_at - clock())
             result = task.result()
         except asyncio.CancelledError:
             if task.cancelled():
@@ -215,6 +217,8 @@ class _Shard:
                 return
             task.cancel()
             raise
+        except asyncio.TimeoutError as error:  # noqa: UP041 - an OSError only from Python 3.11 on
+            self.loop.publish_failed(TimeoutError(str(error)), clock())
         except Exception as error:
             self.loop.publish_failed(error, clock())
         else:

@@ -101,6 +101,7 @@ class ReleaseLoop:
         self._batches: list[Sequence[Claim]] = []
         self._current: Sequence[Claim] = ()
         self._fence = 0
+        self._leased_at = 0.0
         self._held_until = 0.0
         self._progress_at = 0.0
         self._hung = False
@@ -281,6 +282,12 @@ class ReleaseLoop:
 
     # ------------------------------------------------------------ renewing, while a batch is being published
 
+    @property
+    def renew_at(self) -> float:
+        """When to renew: a third into the lease. Counted from the lease, not from the publish: a job that is tried alone
+        may have waited for others."""
+        return self._leased_at + self._set.lease / 3
+
     def renewal(self, now: float) -> Call[tuple[int, frozenset[bytes]]] | None:
         """The request that extends the leases in hand, the same one again until it is answered; None: let them pass.
 
@@ -322,6 +329,7 @@ class ReleaseLoop:
         left = sum(claim.entry in held for claim in self._current) + sum(map(len, self._batches))
         if left < have:
             log.warning("the lease on %d of %d jobs passed before it was renewed", have - left, have)
+        self._leased_at = sent
         self._held_until = sent + self._set.lease * 0.9 if whole else now
 
     # ------------------------------------------------------------ requests and their answers
@@ -387,6 +395,7 @@ class ReleaseLoop:
         if limit:
             self._stood_down = False
         self._fence = got.lease
+        self._leased_at = sent
         self._held_until = sent + self._set.lease * 0.9
         if got.claims:
             self._batches.append(got.claims)

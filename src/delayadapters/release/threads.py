@@ -162,8 +162,7 @@ class _Shard:
         self._messages: deque[bytes | None] = deque()
         self._ended = threading.Event()
         self._renewing = threading.Lock()
-        self._publish_since: float | None = None
-        self._renewed_at = 0.0
+        self._in_publish = False
         self._resubscribe = False
         self.loop = ReleaseLoop(keys, Asker.new(name), settings, clock=clock, server_now=queue._verbs.now, stats=stats)
 
@@ -220,26 +219,25 @@ class _Shard:
             self.loop.answered(answer, sent, clock())
 
     def _publish(self, action: Publish) -> None:
-        self._renewed_at = self._publish_since = clock()
+        self._in_publish = True
         try:
             with self._one_publish:
                 result = self._publisher.publish(action.batch)
         except Exception as error:
             with self._renewing:
-                self._publish_since = None
+                self._in_publish = False
                 self.loop.publish_failed(error, clock())
         else:
             with self._renewing:
-                self._publish_since = None
+                self._in_publish = False
                 self.loop.published(result, clock())
 
     def _renew(self) -> None:
         """A thread: extends the leases of a publish that takes long. It looks by itself, so a fast one pays nothing."""
-        every = self._settings.lease / 6
-        while not self._ended.wait(every):
+        while not self._ended.wait(self._settings.lease / 6):
             with self._renewing:
                 now = clock()
-                if self._publish_since is None or now - self._renewed_at < every * 1.5:
+                if not self._in_publish or now < self.loop.renew_at:
                     continue
                 request = self.loop.renewal(now)
                 if request is None:
@@ -250,7 +248,6 @@ class _Shard:
                     log.warning("a lease could not be renewed, will retry: %s", error)
                 else:
                     self.loop.renewed(answer, now, clock())
-                    self._renewed_at = now
 
     def _listen(self) -> None:
         """A thread: the wake channel. Losing it costs lateness up to the safety poll, nothing else."""
