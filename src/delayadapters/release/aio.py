@@ -217,7 +217,8 @@ class _Shard:
                 return
             task.cancel()
             raise
-        except asyncio.TimeoutError as error:  # noqa: UP041 - an OSError only from Python 3.11 on
+        except asyncio.TimeoutError as error:
+            # An OSError only from Python 3.11 on.
             self.loop.publish_failed(TimeoutError(str(error)), clock())
         except Exception as error:
             self.loop.publish_failed(error, clock())

@@ -284,8 +284,7 @@ class ReleaseLoop:
 
     @property
     def renew_at(self) -> float:
-        """When to renew: a third into the lease. Counted from the lease, not from the publish: a job that is tried alone
-        may have waited for others."""
+        """When to renew: a third into the lease. Not into the publish: a job tried alone may have waited for others."""
         return self._leased_at + self._set.lease / 3
 
     def renewal(self, now: float) -> Call[tuple[int, frozenset[bytes]]] | None:
