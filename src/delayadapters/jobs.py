@@ -71,6 +71,8 @@ class Payload(enum.IntEnum):
     """The server's clock at release, milliseconds since the epoch."""
     UNIQUE = 3
     """32 hexadecimal characters, different for every release."""
+    UNLESS_EXISTS = 4
+    """First word of a guard, ``(Payload.UNLESS_EXISTS, key)``: when the key exists, no command after it is run."""
 
 
 Command: TypeAlias = Sequence["str | bytes | int | Payload"]

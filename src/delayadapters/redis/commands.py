@@ -6,7 +6,7 @@ import base64
 import binascii
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 import msgpack
@@ -17,7 +17,7 @@ from . import records
 from .keys import ShardKeys
 from .scripts import Script, load
 
-__all__ = ["Call", "Claimed", "Peek", "Plain"]
+__all__ = ["Call", "Claimed", "Extras", "Peek", "Plain"]
 
 T = TypeVar("T")
 PAGE_BYTES: Final = 1 << 20
@@ -72,8 +72,31 @@ class Stored:
         return max(self.when, now) if self.when > 0 else now - self.when
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What an adapter can add to a schedule call (``queue._run(queue._verbs.schedule(…, extras))``).
+
+    Keys and commands are outside the queue, so this is not for Redis Cluster.
+
+    ``distinct``: with ``"add"``, keep a live entry with the same meta and payload (a redelivered attempt schedules its
+    retry again). ``unless``: keys; when one exists the job counts as existing. ``alongside``: Redis commands to run in
+    the same step, before anything is stored; when one fails nothing is stored.
+    """
+
+    distinct: bool = False
+    unless: Sequence[str | bytes] = ()
+    alongside: Sequence[Sequence[str | bytes]] = ()
+
+
+NO_EXTRAS: Final = Extras()
+
+
 def schedule(
-    keys: ShardKeys, jobs: Sequence[Stored], if_exists: IfExists, now: int | None = None
+    keys: ShardKeys,
+    jobs: Sequence[Stored],
+    if_exists: IfExists,
+    now: int | None = None,
+    extras: Extras = NO_EXTRAS,
 ) -> Call[list[Job] | list[str]]:
     """Stores all of ``jobs`` or none. Answers the jobs, or the ids that were taken (nothing is stored then)."""
     flat: list[Any] = []
@@ -93,8 +116,7 @@ def schedule(
             if what == b"kept":
                 out[index - 1] = _job(one.id, more[0], more[2], Outcome.KEPT)
             elif what == b"same":
-                first = out[more[0] - 1]
-                out[index - 1] = Job(first.id, first.due, first.payload, first.meta, outcome=Outcome.KEPT)
+                out[index - 1] = replace(out[more[0] - 1], outcome=Outcome.KEPT)
             else:
                 outcome = Outcome(what.decode())
                 out[index - 1] = Job(one.id, one.due, one.payload, one.meta, outcome=outcome)
@@ -102,8 +124,23 @@ def schedule(
 
     packed = msgpack.packb(flat, use_bin_type=False)
     script = load("schedule")
-    bound = script.bind(keys, now=_now(now), call=token(), mode=if_exists, wake=keys.wake, jobs=packed)
+    bound = script.bind(
+        keys,
+        now=_now(now),
+        call=token(),
+        mode=if_exists,
+        distinct=int(extras.distinct),
+        unless=_packed_list(extras.unless),
+        alongside=_packed_list(extras.alongside),
+        wake=keys.wake,
+        jobs=packed,
+    )
     return Call(script, *bound, parse, keys)
+
+
+def _packed_list(items: Sequence[Any]) -> bytes:
+    packed: bytes = msgpack.packb(list(items), use_bin_type=False) if items else b""
+    return packed
 
 
 def _job(id: str, state: bytes, record: bytes, outcome: Outcome | None = None) -> Job:

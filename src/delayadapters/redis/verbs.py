@@ -14,11 +14,11 @@ from datetime import datetime
 from itertools import count
 from typing import Any, Final, TypeAlias, TypeVar
 
-from ..due import Delay, check_id, check_payload, resolve, seconds_to_micros, to_micros
+from ..due import LATEST_DUE, Delay, check_id, check_payload, resolve, seconds_to_micros, to_micros
 from ..errors import JobExists
 from ..jobs import Claim, Command, IfExists, Job, NewJob, Outcome, Page, Stats
 from . import commands, records
-from .commands import Asker, Call, Cursor, Plain, Stored, Verdict
+from .commands import NO_EXTRAS, Asker, Call, Cursor, Extras, Plain, Stored, Verdict
 from .keys import ShardKeys, check_name, shard_of
 
 __all__ = ["Steps", "Verbs"]
@@ -70,7 +70,9 @@ class Verbs:
         meta = dict(job.meta) if job.meta else {}
         return Stored(id, raw_id, -when.micros if when.relative else when.micros, flags, tail, job.payload, meta)
 
-    def schedule_many(self, jobs: Iterable[NewJob], if_exists: IfExists) -> Steps[list[Job]]:
+    def schedule_many(
+        self, jobs: Iterable[NewJob], if_exists: IfExists, extras: Extras = NO_EXTRAS
+    ) -> Steps[list[Job]]:
         if if_exists not in _MODES:
             raise ValueError(f"if_exists must be one of {_MODES}, got {if_exists!r}")
         now = time.time_ns() // 1000
@@ -81,7 +83,7 @@ class Verbs:
             shards.setdefault(self._of(job.raw_id), []).append(index)
         for keys, indexes in shards.items():
             for chunk in _chunks(indexes, ready):
-                answer = yield commands.schedule(keys, [ready[i] for i in chunk], if_exists, self.now())
+                answer = yield commands.schedule(keys, [ready[i] for i in chunk], if_exists, self.now(), extras)
                 if answer and isinstance(answer[0], str):
                     raise JobExists(answer)
                 for i, stored in zip(chunk, answer, strict=True):
@@ -97,8 +99,9 @@ class Verbs:
         meta: Mapping[str, str] | None,
         if_exists: IfExists,
         release: Sequence[Command] | None,
+        extras: Extras = NO_EXTRAS,
     ) -> Steps[Job]:
-        jobs = yield from self.schedule_many([NewJob(payload, delay, at, id, meta, release)], if_exists)
+        jobs = yield from self.schedule_many([NewJob(payload, delay, at, id, meta, release)], if_exists, extras)
         return jobs[0]
 
     # ------------------------------------------------------------ one id
@@ -191,9 +194,7 @@ class Verbs:
 
     def settle(self, claims: Iterable[Claim], verb: str, pause: int = 0, reason: str = "") -> Steps[int]:
         groups: dict[tuple[ShardKeys, int], list[Verdict]] = {}
-        for one in claims:
-            if not isinstance(one, Claim):
-                raise TypeError(f"claims must be Claim objects, got {one!r}")
+        for one in _checked(claims):
             groups.setdefault((self._shard_at(one.entry), one.lease), []).append(
                 Verdict(one.entry, verb, pause, reason)
             )
@@ -209,12 +210,14 @@ class Verbs:
         if retry_in is None:
             return (yield from self.settle(claims, "dead", 0, reason))
         pause = max(0, seconds_to_micros(retry_in, "retry_in"))
+        if time.time_ns() // 1000 + pause > LATEST_DUE:
+            raise ValueError(f"retry_in={retry_in!r} would be due later than the year 2250")
         return (yield from self.settle(claims, "retry", pause, reason))
 
     def renew(self, claims: Iterable[Claim], lease: float) -> Steps[list[Claim]]:
         length = lease_micros(lease)
         groups: dict[tuple[ShardKeys, int], list[Claim]] = {}
-        for one in claims:
+        for one in _checked(claims):
             groups.setdefault((self._shard_at(one.entry), one.lease), []).append(one)
         out = []
         for (keys, fence), group in groups.items():
@@ -233,6 +236,14 @@ class Verbs:
                 if c.entry in held
             ]
         return out
+
+
+def _checked(claims: Iterable[Claim]) -> list[Claim]:
+    listed = list(claims)
+    for one in listed:
+        if not isinstance(one, Claim):
+            raise TypeError(f"claims must be Claim objects, got {one!r}")
+    return listed
 
 
 def lease_micros(lease: float) -> int:

@@ -15,10 +15,15 @@ if #cancelled == 0 then
   if leases > 0 then return 'in_flight' end
   return was_released(id) and 'released' or 'not_found'
 end
-redis.call('ZREM', due, unpack(cancelled))
+local was = was_released(id)
+for from = 1, #cancelled, 1000 do
+  redis.call('ZREM', due, unpack(cancelled, from, math.min(from + 999, #cancelled)))
+end
 forget(cancelled)
-redis.call('SREM', released, id)
-redis.call('SREM', released_old, id)
+if was then
+  redis.call('SREM', released, id)
+  redis.call('SREM', released_old, id)
+end
 local outcome = leases > 0 and 'in_flight' or 'cancelled'
 -- Under maxmemory a cancel must still work: the first write above is allowed, and then every further one is.
 answer(outcome, clock())

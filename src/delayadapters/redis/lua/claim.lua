@@ -24,6 +24,12 @@ local at = clock()
 local notes, requeued, direct, latest, acked = {}, 0, 0, 0, 0
 local taken, records, deadline = {}, {}, 0
 local mine = redis.call('HGET', loops, owner)
+-- A key of another type must show itself before the first write.
+redis.call('ZCARD', due)
+redis.call('ZCARD', dead)
+redis.call('HLEN', entries)
+redis.call('SCARD', released)
+local holder = redis.call('GET', watch)
 local last_call, last_deadline = string.match(mine or '', '^(%S+) (%S+)')
 local worked = false
 
@@ -129,7 +135,6 @@ if help == '1' and #taken > 0 and head and head <= at then redis.pcall('PUBLISH'
 
 local watching = 0
 if tonumber(watch_ms) > 0 then
-  local holder = redis.call('GET', watch)
   local left = holder and redis.call('PTTL', watch) or -1
   -- A watch that lives longer than it was given (no expiry; the server's clock set back) would keep everybody away.
   if holder == owner or left < 0 or left > 2 * tonumber(watch_ms) then

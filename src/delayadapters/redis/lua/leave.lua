@@ -2,8 +2,9 @@
 -- keys: watch loops
 -- args: owner wake
 -- Returns 1 when it held the watch.
+local holder = redis.call('GET', watch)
 redis.call('HDEL', loops, owner)
-if redis.call('GET', watch) ~= owner then return '0' end
+if holder ~= owner then return '0' end
 redis.call('DEL', watch)
 redis.pcall('PUBLISH', wake, 'watch')
 return '1'

@@ -1,10 +1,13 @@
 -- Stores jobs. All or none of a call are stored.
 -- keys: due leased dead entries seq calls calls_old
--- args: now call mode wake jobs
+-- args: now call mode distinct unless alongside wake jobs
 -- include: clock entries byid once wake
 -- mode: error|keep|replace|add, what to do with an id that already has a live entry.
 -- jobs: msgpack, flat: id, when, flags, tail, ... where `when` > 0 is microseconds since the epoch and <= 0 is minus a
 -- relative delay; flags and tail are the record less its number and due time.
+-- distinct: '1' with mode add: not when a live entry has the same flags and tail (answered as kept).
+-- unless: msgpack list of keys; when one exists, every job is answered as 'exists' ('' for none).
+-- alongside: msgpack list of commands to run in the same step, before anything is stored ('' for none).
 -- Returns msgpack {now, seq of the first job, special}, special listing what is not plainly scheduled:
 -- {index, 'exists'} (then nothing was stored) | {index, 'kept', state, score, record} | {index, 'same', index of the
 -- job in this call that was kept} | {index, 'replaced' | 'in_flight'}.
@@ -24,6 +27,21 @@ end
 local taken = redis.call('HMGET', entries, unpack(names))
 local none = {}
 local special, seen, exists, live, skip, free = {}, {}, {}, {}, {}, {}
+local function same_tail(record, flags, tail)
+  if not readable(record) then return false end
+  local _, after = state_of(record)
+  local bits = string.byte(record, 1)
+  if flag(record, STATE) then bits = bits - STATE end
+  return bits == flags and string.sub(record, after) == tail
+end
+if unless ~= '' then
+  for _, key in ipairs(cmsgpack.unpack(unless)) do
+    if redis.call('EXISTS', key) == 1 then
+      for i = 1, count do exists[i] = { i, 'exists' } end
+      return cmsgpack.pack({ at, 0, exists })
+    end
+  end
+end
 for i = 1, count do
   local id = ids[i]
   live[i], free[i] = none, true
@@ -49,12 +67,26 @@ for i = 1, count do
       skip[i] = true
     end
   end
+  if distinct == '1' then
+    for _, one in ipairs(live[i]) do
+      if not skip[i] and same_tail(one.record, list[4 * i - 1], list[4 * i]) then
+        special[#special + 1] = { i, 'kept', one.state, one.score, one.record }
+        skip[i] = true
+      end
+    end
+  end
   seen[id] = seen[id] or i
 end
 if #exists > 0 then return cmsgpack.pack({ at, 0, exists }) end
 
 local _, head = head_of(due)
 local first = redis.call('INCRBY', seq, count) - count + 1
+if alongside ~= '' then
+  for _, words in ipairs(cmsgpack.unpack(alongside)) do
+    local reply = redis.pcall(unpack(words))
+    if type(reply) == 'table' and reply.err then return reply end
+  end
+end
 local earliest
 local scores, fields = {}, {}
 -- ZADD before HSET, and undone when HSET is refused (ACL): nothing is half-written.

@@ -10,6 +10,10 @@ if before then return before end
 local list = cmsgpack.unpack(verdicts)
 local at, count = clock(), 0
 local _, head = head_of(due)
+-- A key of another type must show itself before the first write.
+redis.call('ZCARD', dead)
+redis.call('HLEN', entries)
+redis.call('SCARD', released)
 local earliest
 for i = 1, #list, 4 do
   local entry, verb, pause, reason = list[i], list[i + 1], list[i + 2], list[i + 3]

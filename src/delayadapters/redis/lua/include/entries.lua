@@ -18,7 +18,6 @@ local function fields_of(list)
   return out
 end
 local function flag(record, bit) return math.floor(string.byte(record, 1) / bit) % 2 == 1 end
-local function readable(record) return #record >= 14 and math.floor(string.byte(record, 1) / 16) == 1 end
 local function due_of(record) return (struct.unpack('>I7', record, 8)) end
 local function with_due(record, due)
   return string.sub(record, 1, 7) .. struct.pack('>I7', due) .. string.sub(record, 15)
@@ -27,6 +26,14 @@ local function state_of(record)
   if not flag(record, STATE) then return { 0, 0, '', 0 }, 15 end
   local packed, after = struct.unpack('>I4c0', record, 15)
   return cmsgpack.unpack(packed), after
+end
+-- Whether the functions here can work with a record: none of them raises for one that passes.
+local function readable(record)
+  if #record < 14 or math.floor(string.byte(record, 1) / 16) ~= 1 then return false end
+  if not flag(record, STATE) then return true end
+  local ok, state = pcall(state_of, record)
+  return ok and type(state) == 'table' and type(state[1]) == 'number' and type(state[2]) == 'number'
+    and type(state[3]) == 'string' and type(state[4]) == 'number'
 end
 local function with_state(record, state)
   local _, after = state_of(record)
@@ -41,17 +48,24 @@ local function wrapped(entry, record, at, reason)
 end
 -- Forgets the records of entries that have left every zset.
 local function forget(list)
-  if #list == 0 then return end
-  redis.call('HDEL', entries, unpack(fields_of(list)))
+  local fields, gone = fields_of(list), {}
+  -- unpack overflows past about 7,000 arguments, and an id may have more entries than that.
+  for from = 1, #fields, 1000 do
+    redis.call('HDEL', entries, unpack(fields, from, math.min(from + 999, #fields)))
+  end
   for i = 1, #list do
     if further(list[i]) then
       local key = '\255' .. id_of(list[i])
-      local numbers, left = redis.call('HGET', entries, key) or '', ''
-      for at = 1, #numbers, 6 do
-        local number = string.sub(numbers, at, at + 5)
-        if number ~= string.sub(list[i], 1, 6) then left = left .. number end
-      end
-      if left == '' then redis.call('HDEL', entries, key) else redis.call('HSET', entries, key, left) end
+      gone[key] = gone[key] or {}
+      gone[key][string.sub(list[i], 1, 6)] = true
     end
+  end
+  for key, those in pairs(gone) do
+    local numbers, left = redis.call('HGET', entries, key) or '', {}
+    for at = 1, #numbers, 6 do
+      local number = string.sub(numbers, at, at + 5)
+      if not those[number] then left[#left + 1] = number end
+    end
+    if #left == 0 then redis.call('HDEL', entries, key) else redis.call('HSET', entries, key, table.concat(left)) end
   end
 end

@@ -1,21 +1,20 @@
 -- Records of entries, as many from the front as fit in max_bytes (at least one). Needs: entries.lua.
--- Reads 1, 4, 16, ... at a time, so that a run of large payloads is noticed before it is copied.
+-- Reads 1, 4, then 16 at a time, and drops what it read beyond max_bytes: large payloads behind many small ones would
+-- otherwise be copied all at once.
 local function fetch(list, max_bytes)
-  local records, bytes, step, largest = {}, 0, 1, 1
+  local records, bytes, step = {}, 0, 1
   while #records < #list and bytes < max_bytes do
     local from = #records
-    local count = math.min(#list - from, step, math.max(1, math.floor((max_bytes - bytes) / largest)))
+    local count = math.min(#list - from, step)
     local names = {}
     for i = 1, count do names[i] = field_of(list[from + i]) end
     local got = redis.call('HMGET', entries, unpack(names))
     for i = 1, count do
+      if bytes >= max_bytes then break end
       records[from + i] = got[i]
-      if got[i] then
-        bytes = bytes + #got[i]
-        if #got[i] > largest then largest = #got[i] end
-      end
+      if got[i] then bytes = bytes + #got[i] end
     end
-    step = step * 4
+    step = math.min(16, step * 4)
   end
   return records
 end

@@ -4,7 +4,7 @@ local function note_released(ids)
   if #ids == 0 then return end
   redis.call('SADD', released, unpack(ids))
   local size = redis.call('SCARD', released)
-  if size <= #ids then redis.call('PEXPIRE', released, 3600000) end
+  redis.call('PEXPIRE', released, 3600000)
   if size > 10000 then
     redis.call('UNLINK', released_old)
     redis.call('RENAME', released, released_old)
