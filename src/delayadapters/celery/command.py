@@ -1,0 +1,57 @@
+"""``celery -A proj delay …``: found through the entry-point group ``celery.commands``.
+
+Every ``celery`` call imports this module: it must stay light, so what a command needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from typing import Any
+
+import click
+from celery.bin.base import LOG_LEVEL, CeleryCommand, CeleryOption, handle_preload_options
+
+__all__ = ["delay"]
+
+
+_option = partial(click.option, cls=CeleryOption, help_group="Release")
+
+
+@click.group(name="delay")
+@click.pass_context
+@handle_preload_options
+def delay(ctx: click.Context, **_: Any) -> None:
+    """Delayed tasks that wait in Redis (delayadapters)."""
+
+
+@delay.command(name="run", cls=CeleryCommand)
+@_option("--batch", type=click.IntRange(1), default=100, show_default=True, help="Jobs claimed at once, at most.")
+@_option("--lease", type=click.FloatRange(1.0), default=30.0, show_default=True, help="Seconds; see Releaser.")
+@_option("-l", "--loglevel", type=LOG_LEVEL, default="INFO", show_default=True, help="Logging level.")
+@_option("-f", "--logfile", default=None, help="Log file; default: stderr.")
+@click.pass_context
+def run(ctx: click.Context, batch: int, lease: float, loglevel: int, logfile: str | None) -> None:
+    """Release due tasks to the broker, in this process.
+
+    Workers do so by themselves (delayadapters_embed); run it where they cannot (gevent, eventlet), or where the
+    release should not depend on any worker. Any number may run at once. SIGTERM or SIGINT stops it gracefully.
+    """
+    from celery.utils.log import get_logger
+
+    from .fixup import installed
+    from .hosting import run_releaser, stop_on_signals
+    from .settings import Settings
+
+    app = ctx.obj.app
+    app.loader.import_default_modules()
+    if installed(app) is None:
+        raise click.UsageError("this app has no delay queue: call delayadapters.celery.install(app) where it is made")
+    app.log.setup(loglevel, logfile, redirect_stdouts=False)
+    app.set_current()
+    logger = get_logger(__name__)
+    releaser = run_releaser(app, batch=batch, lease=lease)
+    stop_on_signals(releaser, signal.SIGTERM, signal.SIGINT)
+    logger.info("delay release: queue %r, broker %s", Settings(app).name, app.connection_for_write().as_uri())
+    releaser.run()
+    logger.info("delay release: stopped")

@@ -1,0 +1,288 @@
+"""Release through kombu: claimed jobs are published one after another on one connection of our own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from celery import Celery
+from celery.utils.log import get_logger
+from kombu.exceptions import OperationalError
+
+from ..due import from_micros
+from ..errors import LeaseLost, RecordUnreadable
+from ..jobs import Claim
+from ..release.publisher import Batch, Published
+from .message import DUE_HEADER, Message, unpack_entity
+
+__all__ = ["CeleryPublisher"]
+
+logger = get_logger(__name__)
+
+CONFIRM_TIMEOUT: Final = 10.0
+"""Seconds a broker may take to confirm or answer; then it counts as down and the message is given back."""
+CONNECT_TIMEOUT: Final = 4.0
+
+_ENTITY_CACHE: Final = 1_000
+# Error replies that speak of the Redis server, not of the message (redis-py has classes for some of them only).
+_SERVER_REPLIES: Final = (
+    "OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "MISCONF", "BUSY", "NOREPLICAS", "NOAUTH", "WRONGPASS",
+)  # fmt: skip
+_SERVER_ERRORS: Final = frozenset(
+    {"OutOfMemoryError", "ReadOnlyError", "BusyLoadingError", "MasterDownError", "ClusterDownError"}
+)
+
+
+class CeleryPublisher:
+    """Publishes stored Celery messages to the app's broker. Use from one thread at a time.
+
+    On RabbitMQ every message is confirmed, and one for a queue is ``mandatory``: the queue is declared first, so a
+    return means that somebody has deleted it meanwhile. Elsewhere a message counts as published when kombu's publish
+    has returned (Redis: the LPUSH is answered).
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._link: _Link | None = None
+        self._entities: dict[bytes, Any] = {}
+
+    def publish(self, claims: Batch) -> Published:
+        failed: dict[bytes, str] = {}
+        for index, claim in enumerate(claims):
+            try:
+                claims.ensure_held()
+            except LeaseLost:
+                return Published(failed, [left.entry for left in claims[index:]])
+            try:
+                self._publish_one(claim)
+            except _BrokerDown as down:
+                self.close()
+                return Published(failed, [left.entry for left in claims[index:]], str(down))
+            except Exception as error:
+                failed[claim.entry] = _reason(error)
+        return Published(failed)
+
+    def close(self) -> None:
+        """Close the connection; the next publish opens another."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            link.close()
+
+    # ---------------------------------------------------------------------------------------------- one message
+
+    def _publish_one(self, claim: Claim) -> None:
+        """Publish, or raise: _BrokerDown when nothing can be published now, anything else for this message alone.
+
+        A connection may have gone stale since it was last used, so its loss leads to a new one. When that is lost at
+        once on the same message, and yet another can be opened, the broker is up: it is this message that breaks it.
+        """
+        message = Message.unpack(claim.payload)
+        try:
+            self._send(message, claim)
+        except _LinkLost:
+            try:
+                self._send(message, claim)
+            except _LinkLost as again:
+                self._link = self._connect()
+                raise RuntimeError(f"the broker closes the connection on this message: {again}") from again
+
+    def _send(self, message: Message, claim: Claim) -> None:
+        link = self._link
+        if link is None:
+            link = self._link = self._connect()
+        try:
+            link.send(message, claim, self._entity)
+        except Exception as error:
+            if isinstance(error, link.channel_errors):
+                if _speaks_of_server(error):
+                    raise _BrokerDown(_reason(error)) from error
+                link.producer = None  # a broker closes the channel on which it refused something
+                raise
+            if not isinstance(error, link.connection_errors) and link.alive():
+                raise
+            self.close()
+            if _timed_out(error):
+                raise _BrokerDown(_reason(error)) from error
+            raise _LinkLost(_reason(error)) from error
+
+    def _connect(self) -> _Link:
+        try:
+            return _Link(self._app)
+        except Exception as error:
+            raise _BrokerDown(f"cannot connect: {_reason(error)}") from error
+
+    def _entity(self, packed: bytes) -> Any:
+        entity = self._entities.get(packed)
+        if entity is None:
+            if len(self._entities) >= _ENTITY_CACHE:
+                self._entities.clear()
+            entity = self._entities[packed] = unpack_entity(packed)
+        return entity
+
+
+class _BrokerDown(Exception):
+    pass
+
+
+class _LinkLost(Exception):
+    pass
+
+
+class _Link:
+    """One connection with its channel, and what has been declared on it."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self.connection = _own_connection(app)
+        self.amqp = self.connection.transport.driver_type == "amqp"
+        self.producer: Any = None
+        self._returned: list[str] = []
+        self._declared: set[bytes] = set()
+        self.channel_errors: tuple[type[BaseException], ...] = tuple(self.connection.channel_errors)
+        self.connection_errors: tuple[type[BaseException], ...] = (
+            *self.connection.connection_errors,
+            *self.connection.recoverable_connection_errors,
+            OperationalError,
+            OSError,
+            EOFError,
+        )
+        others = len(self.connection.alt or ())
+        for left in range(max(others, 1), 0, -1):
+            try:
+                self.connection.connect()
+                self.open_channel()
+            except Exception:
+                if left == 1:
+                    self.close()
+                    raise
+                self.connection.maybe_switch_next()
+            else:
+                break
+
+    def open_channel(self) -> None:
+        channel = self.connection.channel()
+        self.producer = self._app.amqp.Producer(
+            channel, auto_declare=False, on_return=self._on_return if self.amqp else None
+        )
+
+    def alive(self) -> bool:
+        """False once the connection is known to be closed (py-amqp then raises AttributeErrors and the like)."""
+        return not self.amqp or bool(self.connection.connected)
+
+    def send(self, message: Message, claim: Claim, entity: Callable[[bytes], Any]) -> None:
+        if self.producer is None:
+            self.open_channel()
+        self._declare(message, entity)
+        if not self.amqp:
+            self._publish(message, claim, {})
+            return
+        # The default exchange routes to the queue just declared; elsewhere no queue at all may be intended.
+        options = {"mandatory": True} if message.exchange == "" else {}
+        for attempt in (1, 2):
+            self._returned.clear()
+            self._publish(message, claim, options)
+            if not self._returned:
+                return
+            if attempt == 1:  # a queue deleted after it was declared: once more
+                self._declared.clear()
+                self.connection.declared_entities.clear()
+                self._declare(message, entity)
+        raise RuntimeError(f"the broker returned the message: {self._returned[0]}")
+
+    def _publish(self, message: Message, claim: Claim, options: dict[str, Any]) -> None:
+        properties = dict(message.properties)
+        if message.expires is not None:
+            left = message.expires / 1_000_000 - time.time()
+            # Once it has passed the property goes and the header stays: the worker then records REVOKED, where the
+            # broker would drop the message without a word and leave a chord hanging.
+            if left > 0:
+                properties["expiration"] = left
+        if self.amqp:
+            properties.setdefault("confirm_timeout", CONFIRM_TIMEOUT)
+        properties.update(options)
+        self.producer.publish(
+            message.body,
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            headers={**message.headers, DUE_HEADER: from_micros(claim.due).isoformat()},
+            exchange=message.exchange,
+            routing_key=message.routing_key,
+            delivery_mode=message.delivery_mode,
+            **properties,
+        )
+
+    def _declare(self, message: Message, entity: Callable[[bytes], Any]) -> None:
+        wanted = message.declare
+        if not self.amqp and message.exchange_declaration is not None:
+            wanted = [message.exchange_declaration, *wanted]
+        for packed in wanted:
+            if packed in self._declared:
+                continue
+            item = entity(packed)
+            item.bind(self.producer.channel).declare()
+            if item.can_cache_declaration:
+                self._declared.add(packed)
+
+    def _on_return(self, error: BaseException, exchange: str, routing_key: str, message: Any) -> None:
+        self._returned.append(_reason(error))
+
+    def close(self) -> None:
+        try:
+            self.connection.close()
+        except Exception as error:
+            logger.debug("closing the release connection: %r", error)
+
+
+def _own_connection(app: Celery) -> Any:
+    """A connection that reports trouble soon, instead of trying for minutes while leases run out."""
+    connection = app.connection_for_write(heartbeat=0, connect_timeout=CONNECT_TIMEOUT)
+    options = dict(connection.transport_options or {})
+    if connection.transport.driver_type == "amqp":
+        options["confirm_publish"] = True
+        for name in ("read_timeout", "write_timeout"):
+            options.setdefault(name, CONFIRM_TIMEOUT)
+    elif connection.transport.driver_type == "redis":
+        if options.get("socket_timeout") is None:
+            options["socket_timeout"] = CONFIRM_TIMEOUT
+        if options.get("socket_connect_timeout") is None:
+            options["socket_connect_timeout"] = CONNECT_TIMEOUT
+        connection = app.connection_for_write(transport=_without_retries(connection.get_transport_cls()))
+    connection.transport_options = options
+    return connection
+
+
+def _without_retries(transport: Any) -> Any:
+    """A Redis transport whose client does not retry by itself.
+
+    redis-py 8 retries a command up to 10 times with growing pauses, about a minute in all, and a repeated LPUSH is a
+    second message. The release loop has its own pauses and keeps the leases meanwhile. kombu has no option for it.
+    """
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    class Channel(transport.Channel):
+        def _connparams(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            parameters: dict[str, Any] = super()._connparams(*args, **kwargs)
+            return {**parameters, "retry": Retry(NoBackoff(), 0), "retry_on_timeout": False}
+
+    class Transport(transport):
+        pass
+
+    Transport.Channel = Channel
+    return Transport
+
+
+def _speaks_of_server(error: BaseException) -> bool:
+    return type(error).__name__ in _SERVER_ERRORS or str(error).startswith(_SERVER_REPLIES)
+
+
+def _timed_out(error: BaseException) -> bool:
+    text = f"{type(error).__name__} {error}".lower()
+    return isinstance(error, TimeoutError) or "timed out" in text or "timeout" in text
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecordUnreadable):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
