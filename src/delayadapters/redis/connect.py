@@ -101,7 +101,7 @@ class Waiting:
             return reply >= self.replicas
         return int(reply[0]) >= 1 and int(reply[1]) >= self.replicas
 
-    def complaint(self, reply: int | Sequence[int]) -> str:
+    def complaint(self, reply: int | Sequence[int] | Exception) -> str:
         wanted = f"{self.replicas} replicas" + (" and the append-only file" if self.aof else "")
         return (
             f"stored, but not confirmed by {wanted} within wait_timeout={self.timeout} s "

@@ -11,9 +11,16 @@ from .. import errors
 
 __all__ = ["RETRIABLE", "sent", "translate"]
 
-RETRIABLE: Final = (rx.ConnectionError, rx.TimeoutError, OSError, EOFError)
+RETRIABLE: Final = (rx.ConnectionError, rx.TimeoutError, rx.RedisClusterException, OSError, EOFError)
 """Worth another try with the same request: every request of ours may be repeated."""
-_NEVER_SENT: Final = ("connecting", "connect call failed", "name or service", "too many connections", "no connection")
+_NEVER_SENT: Final = (
+    "connecting",
+    "connect call failed",
+    "name or service",
+    "too many connections",
+    "no connection",
+    "no master found",
+)
 
 
 def sent(error: BaseException) -> bool:

@@ -296,9 +296,10 @@ def _execute_and_wait(client: Any, request: Call[Any], waiting: Waiting) -> Any:
         reply, confirmed = pipe.execute(raise_on_error=False)
         if isinstance(reply, NoScriptError) and head[0] == "EVALSHA":
             continue
-        for one in (reply, confirmed):
-            if isinstance(one, Exception):
-                raise one
+        if isinstance(reply, Exception):
+            raise reply
+        if isinstance(confirmed, Exception):
+            raise ReplicationTimeout(waiting.complaint(confirmed)) from confirmed
         if not waiting.enough(confirmed):
             raise ReplicationTimeout(waiting.complaint(confirmed))
         return reply
