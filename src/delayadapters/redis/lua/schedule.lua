@@ -45,7 +45,13 @@ end
 for i = 1, count do
   local id = ids[i]
   live[i], free[i] = none, true
-  if taken[2 * i - 1] or taken[2 * i] then
+  local first_of_id = seen[id]
+  if first_of_id then
+    live[i], free[i] = live[first_of_id], free[first_of_id]
+  elseif mode == 'add' and distinct ~= '1' then
+    -- Not entries_of: an id may have thousands of entries, and each addition would look at all of them.
+    free[i] = field_free(id, taken[2 * i - 1])
+  elseif taken[2 * i - 1] or taken[2 * i] then
     local found
     found, free[i] = entries_of(id)
     live[i] = {}
@@ -88,7 +94,7 @@ if alongside ~= '' then
   end
 end
 local earliest
-local scores, fields = {}, {}
+local scores, fields, numbers_of = {}, {}, {}
 -- ZADD before HSET, and undone when HSET is refused (ACL): nothing is half-written.
 local function store()
   if #scores == 0 then return end
@@ -98,7 +104,11 @@ local function store()
     for i = 2, #scores, 2 do redis.call('ZREM', due, scores[i]) end
     return stored
   end
-  scores, fields = {}, {}
+  for id, packed in pairs(numbers_of) do
+    local key = '\255' .. id
+    redis.call('HSET', entries, key, (redis.call('HGET', entries, key) or '') .. table.concat(packed))
+  end
+  scores, fields, numbers_of = {}, {}, {}
 end
 local last = {}
 for i = 1, count do
@@ -141,10 +151,9 @@ for i = 1, count do
     fields[#fields + 1] = string.char(flags) .. packed .. struct.pack('>I7', due_at) .. tail
     last[id] = entry
     if not free[i] then
-      local err = store()
-      if err then return err end
-      local numbers = redis.call('HGET', entries, '\255' .. id) or ''
-      redis.call('HSET', entries, '\255' .. id, numbers .. packed)
+      local those = numbers_of[id] or {}
+      numbers_of[id] = those
+      those[#those + 1] = packed
     end
     if not earliest or due_at < earliest then earliest = due_at end
   end
