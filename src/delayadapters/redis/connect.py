@@ -130,4 +130,5 @@ def loop_client(client: Any) -> Any:
         health_check_interval=0,
     )
     make = AsyncPool if asynchronous else sync_pool.ConnectionPool
-    return type(client)(connection_pool=make(connection_class=pool.connection_class, **kwargs))
+    # from_pool: closing the client closes its connections.
+    return type(client).from_pool(make(connection_class=pool.connection_class, **kwargs))

@@ -179,8 +179,6 @@ class _Shard:
         finally:
             self._ended.set()
             self._wake.set()
-            if self._client is not self._queue.client:
-                self._client.close()
 
     def _drive(self) -> None:
         loop = self.loop
@@ -266,7 +264,7 @@ class _Shard:
                     if message is not None:
                         faults = 0
             except (RedisError, OSError, EOFError, ValueError, AttributeError) as error:
-                # ValueError and AttributeError: the client was closed under us, at the end.
+                # ValueError and AttributeError: the queue's own client (Sentinel, Cluster) was closed under us.
                 faults += 1
                 if faults == 1 and not self._ended.is_set():
                     log.info("wake-up subscription lost, will subscribe again: %s", error)
@@ -275,6 +273,9 @@ class _Shard:
                 if subscription is not None:
                     with contextlib.suppress(Exception):  # the connection is broken already
                         subscription.close()
+        # Here, not where the loop ends: a socket must not be closed while another thread reads from it.
+        if self._client is not self._queue.client:
+            self._client.close()
 
     def _tell(self, message: bytes | str | None) -> None:
         self._messages.append(message.encode() if isinstance(message, str) else message)
