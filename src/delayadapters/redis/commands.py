@@ -208,7 +208,7 @@ class Cursor:
             raw = base64.b64decode(text, altchars=b"-_", validate=True)
         except (binascii.Error, ValueError, TypeError) as error:
             raise ValueError(f"cursor must be one that a Page gave, got {text!r}") from error
-        if len(raw) < 9:
+        if len(raw) < 8:
             raise ValueError(f"cursor must be one that a Page gave, got {text!r}")
         return cls(int.from_bytes(raw[:8], "big"), raw[8:])
 

@@ -42,9 +42,13 @@ local function with_state(record, state)
   local packed = cmsgpack.pack(state)
   return string.char(bits) .. string.sub(record, 2, 14) .. struct.pack('>I4', #packed) .. packed .. string.sub(record, after)
 end
+-- The record of this entry, whatever entry it says it is of: by its number it is found.
+local function numbered(entry, record)
+  return string.sub(record, 1, 1) .. string.sub(entry .. '\0\0\0\0\0\0', 1, 6) .. string.sub(record, 8)
+end
 -- A record we cannot read, kept whole as the payload of one we can.
 local function wrapped(entry, record, at, reason)
-  return with_state(string.char(VERSION + RAW) .. string.sub(entry, 1, 6) .. struct.pack('>I7', at) .. record, { 0, 0, reason, 0 })
+  return with_state(string.char(VERSION + RAW) .. string.sub(entry .. '\0\0\0\0\0\0', 1, 6) .. struct.pack('>I7', at) .. record, { 0, 0, reason, 0 })
 end
 -- Forgets the records of entries that have left every zset.
 local function forget(list)

@@ -14,7 +14,7 @@ end
 local function bury(entry, record, at, reason)
   if readable(record) then
     local state = state_of(record)
-    record = with_state(record, { state[1], state[2], reason, state[4] })
+    record = with_state(numbered(entry, record), { state[1], state[2], reason, state[4] })
   else
     record = wrapped(entry, record, at, reason)
   end
