@@ -1,0 +1,49 @@
+"""The demo's application; where everything is comes from the environment that ``demo.py`` sets."""
+
+import os
+import time
+
+from celery import Celery
+from celery.signals import worker_ready
+
+app = Celery("demo", broker=os.environ["DEMO_REDIS"])
+app.conf.update(
+    task_ignore_result=True,
+    broker_connection_retry_on_startup=True,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    broker_transport=None if os.environ.get("DEMO_PLAIN_KOMBU") == "1" else "demo_transport:Transport",
+    # What a killed worker had taken from the queue comes back, after 5 s (see README.md).
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=1,
+    broker_transport_options={
+        "visibility_timeout": 5,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": 5,
+    },
+)
+if os.environ.get("DEMO_STOCK") != "1":
+    from delayadapters.celery import install
+
+    install(app)
+
+
+def note(file: str, line: str) -> None:
+    """One write, appended: it survives a SIGKILL right after it."""
+    fd = os.open(os.environ["DEMO_FOLDER"] + "/" + file, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
+    try:
+        os.write(fd, line.encode())
+    finally:
+        os.close(fd)
+
+
+@app.task(bind=True, name="demo.task")
+def task(self, number: int, due: float) -> None:
+    start = time.time()
+    note("executions", f"{number} {due:.6f} {start:.6f} {os.getpid()}\n")
+
+
+@worker_ready.connect
+def ready(**_) -> None:
+    note("ready", f"{time.time():.6f}\n")

@@ -1,0 +1,27 @@
+"""Two things that shops do later: remind somebody, and ask again whether a payment has arrived."""
+
+import logging
+import random
+
+from .celery import app
+
+log = logging.getLogger(__name__)
+
+
+class PaymentPending(Exception):
+    """The bank has not heard of it yet."""
+
+
+@app.task
+def send_reminder(customer: str, cart: str) -> None:
+    """Send with ``send_reminder.apply_async((…), countdown=3600)``, and cancel it when the cart is bought:
+    ``app.delayadapters.cancel(result.id)``."""
+    log.warning("reminder for %s: %s is waiting", customer, cart)
+
+
+@app.task(autoretry_for=(PaymentPending,), retry_backoff=2, retry_backoff_max=60, retry_jitter=True, max_retries=8)
+def check_payment(order: str) -> None:
+    """Asks the bank; every retry waits in Redis, not in this worker: 2 s, 4 s, 8 s, …"""
+    if random.random() < 0.6:  # the bank
+        raise PaymentPending(order)
+    log.warning("order %s is paid", order)
