@@ -73,6 +73,8 @@ class Payload(enum.IntEnum):
     """32 hexadecimal characters, different for every release."""
     UNLESS_EXISTS = 4
     """First word of a guard, ``(Payload.UNLESS_EXISTS, key)``: when the key exists, no command after it is run."""
+    ID = 5
+    """The job's id."""
 
 
 Command: TypeAlias = Sequence["str | bytes | int | Payload"]

@@ -79,12 +79,14 @@ class Extras:
     Keys and commands are outside the queue, so this is not for Redis Cluster.
 
     ``distinct``: with ``"add"``, keep a live entry with the same meta and payload (a redelivered attempt schedules its
-    retry again). ``unless``: keys; when one exists the job counts as existing. ``alongside``: Redis commands to run in
+    retry again). ``unless``: keys; when one exists the job counts as existing. ``expect``: Redis commands and the reply
+    each must give (``""``: nil), else the job counts as existing. ``alongside``: Redis commands to run in
     the same step, before anything is stored; when one fails nothing is stored.
     """
 
     distinct: bool = False
     unless: Sequence[str | bytes] = ()
+    expect: Sequence[tuple[Sequence[str | bytes], str | bytes]] = ()
     alongside: Sequence[Sequence[str | bytes]] = ()
 
 
@@ -131,6 +133,7 @@ def schedule(
         mode=if_exists,
         distinct=int(extras.distinct),
         unless=_packed_list(extras.unless),
+        expect=_packed_list(extras.expect),
         alongside=_packed_list(extras.alongside),
         wake=keys.wake,
         jobs=packed,

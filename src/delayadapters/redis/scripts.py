@@ -67,10 +67,10 @@ def _raw(value: bytes | str | int) -> bytes:
 
 
 @cache
-def load(name: str) -> Script:
-    """The script ``lua/<name>.lua`` with its includes."""
-    folder = resources.files(__package__) / "lua"
-    body = (folder / f"{name}.lua").read_text("utf-8")
+def load(name: str, package: str = "delayadapters.redis") -> Script:
+    """The script ``lua/<name>.lua`` of a package (an adapter's, to run beside a queue) with the core's includes."""
+    folder = resources.files("delayadapters.redis") / "lua"
+    body = (resources.files(package) / "lua" / f"{name}.lua").read_text("utf-8")
     head: dict[str, list[str]] = {"keys": [], "args": [], "include": []}
     for kind, words in _HEAD.findall(body):
         head[kind] += words.split()

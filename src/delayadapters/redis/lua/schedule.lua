@@ -1,12 +1,13 @@
 -- Stores jobs. All or none of a call are stored.
 -- keys: due leased dead entries seq calls calls_old
--- args: now call mode distinct unless alongside wake jobs
+-- args: now call mode distinct unless expect alongside wake jobs
 -- include: clock entries byid once wake
 -- mode: error|keep|replace|add, what to do with an id that already has a live entry.
 -- jobs: msgpack, flat: id, when, flags, tail, ... where `when` > 0 is microseconds since the epoch and <= 0 is minus a
 -- relative delay; flags and tail are the record less its number and due time.
 -- distinct: '1' with mode add: not when a live entry has the same flags and tail (answered as kept).
 -- unless: msgpack list of keys; when one exists, every job is answered as 'exists' ('' for none).
+-- expect: msgpack list of {command, reply}; when one answers anything else ('' for nil), every job is answered as 'exists'.
 -- alongside: msgpack list of commands to run in the same step, before anything is stored ('' for none).
 -- Returns msgpack {now, seq of the first job, special}, special listing what is not plainly scheduled:
 -- {index, 'exists'} (then nothing was stored) | {index, 'kept', state, score, record} | {index, 'same', index of the
@@ -34,12 +35,20 @@ local function same_tail(record, flags, tail)
   if flag(record, STATE) then bits = bits - STATE end
   return bits == flags and string.sub(record, after) == tail
 end
+local function refused()
+  for i = 1, count do exists[i] = { i, 'exists' } end
+  return cmsgpack.pack({ at, 0, exists })
+end
 if unless ~= '' then
   for _, key in ipairs(cmsgpack.unpack(unless)) do
-    if redis.call('EXISTS', key) == 1 then
-      for i = 1, count do exists[i] = { i, 'exists' } end
-      return cmsgpack.pack({ at, 0, exists })
-    end
+    if redis.call('EXISTS', key) == 1 then return refused() end
+  end
+end
+if expect ~= '' then
+  for _, pair in ipairs(cmsgpack.unpack(expect)) do
+    local reply = redis.pcall(unpack(pair[1]))
+    if type(reply) == 'table' and reply.err then return reply end
+    if tostring(reply or '') ~= pair[2] then return refused() end
   end
 end
 for i = 1, count do
