@@ -8,6 +8,7 @@ Exit status 1 when a task was lost or ran early. README.md says what exactly is 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -108,10 +109,8 @@ class Worker:
 
     def kill(self) -> None:
         """SIGKILL to the whole process tree."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
 
     def memory(self) -> float | None:
@@ -212,19 +211,23 @@ class Run:
                 (WORKER_KILL, "worker killed and restarted", worker_dies),
                 (REDIS_KILL, "Redis killed and restarted", redis_dies),
             ]
-            done, said = 0, ""
+            done, said, restarts = 0, "", 0
             while done < TASKS and time.time() - begin < PATIENCE:
                 if plan and time.time() - begin >= plan[0][0]:
                     _, said, deed = plan.pop(0)
                     deed()
                 done = len({number for number, _, _ in self.executions()})
                 scheduling.check()
+                if worker.process.poll() is not None:  # as any supervisor would
+                    worker.start()
+                    restarts += 1
                 show(done, time.time() - begin, said or "scheduling" * scheduling.is_alive())
                 time.sleep(0.02)
             time.sleep(1.0)  # would anything run twice at the last moment?
             return {
                 **self.account(begin),
                 "waiting": self.waiting(),
+                "worker_died_by_itself": restarts,
                 "schedule_s": round(scheduling.took, 2),
                 "worker_memory_mb": {"before": memory_before, "all_waiting": memory_after, "end": worker.memory()},
             }
@@ -279,9 +282,9 @@ class Run:
         missed = [number for number in starts if dues[number] > kill + BEFORE_KILL]
         for number in sorted(missed, key=dues.__getitem__):
             moment = dues[number]
-            if moment > kill and all(starts[other] <= moment for other in missed if dues[other] < moment - CAUGHT_UP):
-                if any(kill + BEFORE_KILL < start <= moment for start in starts.values()):
-                    return begin, moment
+            running = any(kill + BEFORE_KILL < start <= moment for start in starts.values())
+            if running and all(starts[other] <= moment for other in missed if dues[other] < moment - CAUGHT_UP):
+                return begin, moment
         return begin, time.time()
 
 
