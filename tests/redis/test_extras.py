@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayadapters import JobExists, Payload
+from delayadapters import JobExists, Outcome, Payload
 from delayadapters.redis.commands import Extras
 
 
@@ -37,6 +37,23 @@ def test_expect_answers_an_error_of_its_command(queue, redis_client, key):
     with pytest.raises(Exception, match="another type|WRONGTYPE"):
         schedule(queue, b"x", "job", Extras(expect=[(("ZSCORE", key, "member"), "1")]))
     assert queue.get("job") is None
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_distinct_by_a_field_of_the_meta(queue, leased):
+    def attempt(payload, **meta):
+        extras = Extras(distinct="attempt")
+        return queue._run(queue._verbs.schedule(payload, 0, None, "job", meta or None, "add", None, extras)).outcome
+
+    assert attempt(b"1", attempt="1", trace="a") is Outcome.SCHEDULED
+    if leased:
+        queue.fail(queue.claim(), "so that the record has a state", retry_in=0)
+        assert len(queue.claim()) == 1
+    assert attempt(b"another trace", attempt="1", trace="b") is Outcome.KEPT
+    assert attempt(b"2", attempt="2", trace="a") is Outcome.SCHEDULED
+    assert attempt(b"no meta") is Outcome.SCHEDULED
+    assert attempt(b"no meta") is Outcome.SCHEDULED
+    assert attempt(b"other field", trace="a") is Outcome.SCHEDULED
 
 
 def test_the_id_in_a_direct_release(queue, redis_client, key):

@@ -79,12 +79,13 @@ class Extras:
     Keys and commands are outside the queue, so this is not for Redis Cluster.
 
     ``distinct``: with ``"add"``, keep a live entry with the same meta and payload (a redelivered attempt schedules its
-    retry again). ``unless``: keys; when one exists the job counts as existing. ``expect``: Redis commands and the reply
-    each must give (``""``: nil), else the job counts as existing. ``alongside``: Redis commands to run in
-    the same step, before anything is stored; when one fails nothing is stored.
+    retry again); a field of the meta: keep one with the same value there. ``unless``: keys; when one exists the job
+    counts as existing. ``expect``: Redis commands and the reply each must give (``""``: nil), else the job counts as
+    existing. ``alongside``: Redis commands to run in the same step, before anything is stored; when one fails nothing
+    is stored.
     """
 
-    distinct: bool = False
+    distinct: bool | str = False
     unless: Sequence[str | bytes] = ()
     expect: Sequence[tuple[Sequence[str | bytes], str | bytes]] = ()
     alongside: Sequence[Sequence[str | bytes]] = ()
@@ -131,7 +132,7 @@ def schedule(
         now=_now(now),
         call=token(),
         mode=if_exists,
-        distinct=int(extras.distinct),
+        distinct=extras.distinct if isinstance(extras.distinct, str) else int(extras.distinct),
         unless=_packed_list(extras.unless),
         expect=_packed_list(extras.expect),
         alongside=_packed_list(extras.alongside),

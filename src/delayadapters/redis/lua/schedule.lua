@@ -5,7 +5,8 @@
 -- mode: error|keep|replace|add, what to do with an id that already has a live entry.
 -- jobs: msgpack, flat: id, when, flags, tail, ... where `when` > 0 is microseconds since the epoch and <= 0 is minus a
 -- relative delay; flags and tail are the record less its number and due time.
--- distinct: '1' with mode add: not when a live entry has the same flags and tail (answered as kept).
+-- distinct: '1' with mode add: not when a live entry has the same flags and tail (answered as kept); '0': no. Any other
+-- word is a field of the meta: not when a live entry has the same there.
 -- unless: msgpack list of keys; when one exists, every job is answered as 'exists' ('' for none).
 -- expect: msgpack list of {command, reply}; when one answers anything else ('' for nil), every job is answered as 'exists'.
 -- alongside: msgpack list of commands to run in the same step, before anything is stored ('' for none).
@@ -34,6 +35,17 @@ local function same_tail(record, flags, tail)
   local bits = string.byte(record, 1)
   if flag(record, STATE) then bits = bits - STATE end
   return bits == flags and string.sub(record, after) == tail
+end
+local function meta_of(flags, text, after)
+  if math.floor(flags / META) % 2 == 0 then return nil end
+  local ok, meta = pcall(function() return cmsgpack.unpack((struct.unpack('>I4c0', text, after))) end)
+  return ok and type(meta) == 'table' and meta[distinct] or nil
+end
+local function same_field(record, flags, tail)
+  local wanted = meta_of(flags, tail, 1)
+  if not wanted or not readable(record) then return false end
+  local _, after = state_of(record)
+  return meta_of(string.byte(record, 1), record, after) == wanted
 end
 local function refused()
   for i = 1, count do exists[i] = { i, 'exists' } end
@@ -82,9 +94,10 @@ for i = 1, count do
       skip[i] = true
     end
   end
-  if distinct == '1' then
+  if distinct ~= '0' then
+    local same = distinct == '1' and same_tail or same_field
     for _, one in ipairs(live[i]) do
-      if not skip[i] and same_tail(one.record, list[4 * i - 1], list[4 * i]) then
+      if not skip[i] and same(one.record, list[4 * i - 1], list[4 * i]) then
         special[#special + 1] = { i, 'kept', one.state, one.score, one.record }
         skip[i] = true
       end
