@@ -258,7 +258,8 @@ class _Shard:
                         faults = 0
                         if message["type"] == "message":
                             self._tell(message["data"])
-            except (RedisError, OSError, EOFError) as error:
+            except Exception as error:
+                # Listening must not end: redis-py 5, for one, has no pubsub() on its asyncio RedisCluster.
                 faults += 1
                 if faults == 1:
                     log.info("wake-up subscription lost, will subscribe again: %s", error)

@@ -263,8 +263,8 @@ class _Shard:
                         self._tell(message["data"])
                     if message is not None:
                         faults = 0
-            except (RedisError, OSError, EOFError, ValueError, AttributeError) as error:
-                # ValueError and AttributeError: the queue's own client (Sentinel, Cluster) was closed under us.
+            except Exception as error:
+                # The queue's own client (Sentinel, Cluster), closed under us, raises anything: redis-py 8 a TypeError.
                 faults += 1
                 if faults == 1 and not self._ended.is_set():
                     log.info("wake-up subscription lost, will subscribe again: %s", error)
