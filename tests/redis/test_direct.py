@@ -1,4 +1,4 @@
-"""Direct release: the broker's commands, run by the script that removes the entry. Once, in order, faults one by one."""
+"""Direct release: the script that removes the entry runs the broker's commands. Once, in order, faults one by one."""
 
 from __future__ import annotations
 
