@@ -69,7 +69,7 @@ for i = 1, count do
   local first_of_id = seen[id]
   if first_of_id then
     live[i], free[i] = live[first_of_id], free[first_of_id]
-  elseif mode == 'add' and distinct ~= '1' then
+  elseif mode == 'add' and distinct == '0' then
     -- Not entries_of: an id may have thousands of entries, and each addition would look at all of them.
     free[i] = field_free(id, taken[2 * i - 1])
   elseif taken[2 * i - 1] or taken[2 * i] then
