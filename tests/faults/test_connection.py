@@ -8,10 +8,11 @@ import time
 import pytest
 import redis
 
-from delayadapters import DelayQueue, NewJob, Outcome, OutcomeUnknown, Published
+from delayadapters import DelayQueue, NewJob, Outcome, OutcomeUnknown, Published, Releaser
+from delayadapters.redis import connect
 from delayadapters.redis.scripts import load
 from delaytests import wait_until
-from delaytests.releasers import Ledger
+from delaytests.releasers import Ledger, Running
 
 
 def calls(script):
@@ -38,7 +39,7 @@ def idle(running):
     time.sleep(0.1)
 
 
-# --------------------------------------------------------------------------------------------- a releaser's lost replies
+# -------------------------------------------------------------------------------------------- a releaser's lost replies
 
 
 def test_a_batch_whose_claim_reply_was_lost_is_released_at_reconnect(queue, release, proxy, warm):
@@ -264,7 +265,13 @@ def test_a_subscription_that_is_cut_is_made_again(queue, release, admin, warm, n
 # --------------------------------------------------------------------------------------------- hanging, killed, paused
 
 
-def test_a_socket_that_hangs_is_given_up_and_made_anew(queue, release, proxy, warm):
+@pytest.fixture
+def impatient(monkeypatch):
+    """Loops take a silent Redis for hanging after half a second."""
+    monkeypatch.setattr(connect, "LOOP_TIMEOUT", 0.5)
+
+
+def test_a_socket_that_hangs_is_given_up_and_made_anew(queue, release, proxy, warm, impatient):
     done = Ledger()
     running = release(done, url=proxy.url)
     idle(running)
@@ -305,9 +312,7 @@ def test_a_paused_server_stops_nothing_for_good(queue, release, server, admin, w
     assert min(line.lateness for line in done.lines) >= 0
 
 
-def test_a_server_that_is_away_for_longer_than_the_time_out(start_redis, shell, tmp_path):
-    from delaytests.releasers import Running
-
+def test_a_server_that_is_away_for_longer_than_the_time_out(start_redis, shell, impatient):
     server = start_redis()
     done = Ledger()
     running = Running(shell, server.url, "q", done, lease=30.0)
@@ -324,8 +329,6 @@ def test_a_server_that_is_away_for_longer_than_the_time_out(start_redis, shell, 
 
 
 def test_stop_while_the_server_hangs_answers_in_time(start_redis, shell):
-    from delaytests.releasers import Running
-
     server = start_redis()
     running = Running(shell, server.url, "q", Ledger())
     try:
@@ -339,8 +342,6 @@ def test_stop_while_the_server_hangs_answers_in_time(start_redis, shell):
 
 
 def test_stop_while_the_server_is_gone_ends(start_redis, shell):
-    from delaytests.releasers import Running
-
     server = start_redis()
     running = Running(shell, server.url, "q", Ledger())
     idle(running)
@@ -385,7 +386,6 @@ def test_after_stop_no_connection_stays(queue, release, admin):
 def test_a_pool_of_one_connection_is_enough_for_the_caller(server, name, delays):
     delays()
     pool = redis.BlockingConnectionPool(host=server.host, port=server.port, max_connections=1, timeout=2)
-    from delayadapters import Releaser
 
     class Publisher:
         def __init__(self):

@@ -212,7 +212,8 @@ class Running:
             if ended:
                 self._queue.close()
             return ended
-        assert self._loop is not None and self._thread is not None
+        assert self._loop is not None
+        assert self._thread is not None
         if not self._thread.is_alive():
             return True
         ended = asyncio.run_coroutine_threadsafe(self._releaser.stop(timeout), self._loop).result(60)
@@ -229,6 +230,7 @@ class ReleasingProcess:
             (of the batch is published), ``"published"`` (before the ack) or ``"acked"``.
         check: whether the publisher calls ``ensure_held`` before each job.
         each: seconds that publishing one job takes.
+        brief: write one byte a job, and nothing else.
         settings: the releaser's.
     """
 
@@ -242,6 +244,7 @@ class ReleasingProcess:
         pause: str | None = None,
         check: bool = True,
         each: float = 0.0,
+        brief: bool = False,
         shards: int = 1,
         **settings: Any,
     ) -> None:
@@ -253,6 +256,7 @@ class ReleasingProcess:
             "pause": pause,
             "check": check,
             "each": each,
+            "brief": brief,
             "shards": shards,
             "settings": settings,
         }

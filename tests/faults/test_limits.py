@@ -1,0 +1,140 @@
+"""Clocks that are set, memory that is full, and very many jobs at once."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from delayadapters import DelayQueue, NewJob, Outcome, OutOfMemory, Published
+from delaytests import FakeClock, redis_binaries, wait_until
+from delaytests.releasers import Ledger, Running
+
+# ------------------------------------------------------------------------------------------------ the clock that is set
+
+HOUR = 3600
+
+
+def test_a_clock_set_forward_releases_what_is_due_by_it(delays, release, clock: FakeClock):
+    queue, done = delays(clock=clock), Ledger()
+    queue.schedule_many([NewJob(b"", delay=HOUR - 1, id="a"), NewJob(b"", delay=HOUR + 60, id="b")])
+    running = release(done, clock=clock)
+    wait_until(lambda: running.stats.claims >= 1)
+    time.sleep(0.2)
+    assert done.ids == []
+    clock.advance(HOUR)
+    wait_until(lambda: done.ids == ["a"])  # at the next thorough look
+    time.sleep(0.2)
+    assert done.ids == ["a"]
+
+
+def test_a_clock_set_back_releases_nothing_early_and_nothing_is_stuck_after(delays, release, clock: FakeClock):
+    queue, done = delays(clock=clock), Ledger()
+    queue.schedule(b"", id="before", delay=0.3)
+    crashed = queue.schedule(b"", id="crashed", delay=0)
+    assert [one.id for one in queue.claim(lease=5)] == ["crashed"]  # by a process that dies now
+    clock.advance(-HOUR)
+    running = release(done, clock=clock)
+    queue.schedule(b"", id="after", delay=1.0)
+    wait_until(lambda: running.stats.claims >= 1)
+    time.sleep(1.5)  # by the real clock all of them would be due
+    assert done.ids == []
+    clock.advance(1.0)
+    wait_until(lambda: done.ids == ["after"])
+    clock.advance(HOUR + 5)
+    wait_until(lambda: set(done.ids) == {"after", "before", "crashed"})
+    assert running.stats.requeued == 1
+    assert queue.get("crashed") is None
+    assert crashed.due < clock()
+
+
+def test_a_clock_that_jumps_to_and_fro_loses_and_doubles_nothing(delays, release, clock: FakeClock):
+    queue, done = delays(clock=clock), Ledger()
+    running = release(done, clock=clock, lease=30.0)
+    stored = []
+    for n in range(12):
+        stored += queue.schedule_many([NewJob(b"", delay=2 * n % 7, id=f"{n}-{k}") for k in range(20)])
+        clock.advance((5, -3, 20, -15)[n % 4])
+    clock.advance(HOUR)
+    wait_until(lambda: len(done) == len(stored))
+    wait_until(lambda: running.stats.released == len(stored))
+    assert max(done.counts.values()) == 1
+    assert running.stats.requeued == 0
+
+
+# ------------------------------------------------------------------------------------------------------- memory is full
+
+
+@pytest.mark.parametrize("label", redis_binaries())
+def test_a_full_server_refuses_to_schedule_and_still_drains(start_redis, shell, label):
+    server = start_redis(label, maxmemory="3mb")
+    admin = server.client()
+    with DelayQueue.from_url(server.url, name="q") as queue:
+        direct, leased = [], []
+
+        def fill():
+            for n in range(100_000):
+                release = [("RPUSH", "broker", "x" * 100)] if n % 2 else None
+                queue.schedule(b"x" * 2000, id=f"{n:05d}", delay=0, release=release)
+                (direct if n % 2 else leased).append(f"{n:05d}")
+
+        with pytest.raises(OutOfMemory):
+            fill()
+        admin.config_set("maxmemory", "1mb")  # below what an empty server needs: full to the end
+        with pytest.raises(OutOfMemory):
+            queue.schedule_many([NewJob(b"x", delay=0, id=f"more-{n}") for n in range(10)])
+        assert queue.stats().waiting == admin.hlen("{q:0}:entries") == len(direct) + len(leased)
+        assert queue.cancel(leased[0]) is Outcome.CANCELLED
+        cancelled = leased.pop(0)
+        failing = set(leased[:5])
+
+        def publish(batch):
+            if len(done) < 100:
+                time.sleep(0.3)  # long enough to be renewed
+            return Published(failed={one.entry: "no" for one in batch if one.id in failing and one.attempts == 0})
+
+        done = Ledger(publish)
+        running = Running(shell, server.url, "q", done, lease=0.3, backoff=0.1, batch=200)
+        try:
+            wait_until(lambda: queue.stats().waiting == queue.stats().leased == 0, timeout=20)
+            wait_until(lambda: running.stats.released == len(leased))
+            assert running.stats.direct == len(direct) == admin.llen("broker")
+            assert sorted(done.ids) == sorted(leased)
+            assert cancelled not in done.ids
+            assert running.stats.failed == 5
+            assert running.stats.requeued == running.stats.faults == running.stats.dead == 0
+            with pytest.raises(OutOfMemory):
+                queue.schedule(b"", id="still-full", delay=0)
+            admin.config_set("maxmemory", "0")
+            queue.schedule(b"", id="again", delay=0.05)
+            wait_until(lambda: done.ids[-1] == "again")
+        finally:
+            assert running.stop(15)
+
+
+# ------------------------------------------------------------------------------------------------------------ very many
+
+
+@pytest.mark.slow
+def test_200000_due_at_once_stall_neither_redis_nor_the_releasing_process(queue, spawn, admin, ledger):
+    count = 200_000
+    for start in range(0, count, 20_000):
+        queue.schedule_many([NewJob(b"x" * 100, delay=0, id=f"{n:06d}") for n in range(start, start + 20_000)])
+    admin.config_set("slowlog-log-slower-than", 10_000)
+    admin.config_set("slowlog-max-len", 1000)
+    admin.slowlog_reset()
+    process = spawn(check=False, brief=True)
+    wait_until(lambda: ledger.path.exists() and ledger.path.stat().st_size > 20_000, interval=0.02)
+    early, most = process.rss(), 0
+    while ledger.path.stat().st_size < count:
+        most = max(most, process.rss())
+        assert process.process.poll() is None
+        time.sleep(0.02)
+    wait_until(lambda: queue.stats().leased == queue.stats().waiting == 0)
+    slow = [entry["duration"] for entry in admin.slowlog_get(1000)]
+    assert max(slow, default=0) < 50_000, slow  # microseconds; a shared machine may take the CPU away for some
+    assert len(slow) < 20, slow
+    assert most - early < 16 << 20, f"{early >> 20} MiB grew to {most >> 20} MiB"
+    stats = process.stop()
+    assert stats["released"] == count
+    assert stats["requeued"] == stats["stale_acks"] == 0
