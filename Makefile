@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-core5 test-celery coverage bench lint format envs clean
+.PHONY: help demo test test-core test-core5 test-celery test-arq test-arq-suite test-taskiq test-taskiq-suite coverage bench bench-arq bench-taskiq lint format envs clean
 
 PYTHON ?= python3
 ENVS := .envs
@@ -23,6 +23,9 @@ endif
 core8_packages  := -e '.[cli,metrics]' --group test hiredis 'redis>=8,<9'
 core5_packages  := -e '.[cli,metrics]' --group test 'redis>=5.0.1,<5.1'
 celery_packages := -e '.[celery,cli]' --group test --group demo
+arq_packages    := -e '.[arq,cli]' --group test 'arq[watch]'
+arqsuite_packages := -e '.[arq,cli]' --group test --group arq-suite
+taskiq_packages := -e '.[taskiq,cli]' --group test --group taskiq
 lint_packages   := -e '.[celery,cli,metrics,taskiq]' --group lint
 
 help: ## This list
@@ -31,9 +34,9 @@ help: ## This list
 demo: $(ENVS)/celery.ok ## The Celery demo; ARGS=--compare sets it beside native Celery
 	$(ENVS)/celery/bin/python examples/celery_worker/demo.py $(ARGS)
 
-test: ## All tests: redis-py 8 on every Redis at hand, redis-py 5, Celery; then coverage (ARGS go to pytest)
+test: ## All tests: redis-py 8 on every Redis at hand, redis-py 5, Celery, arq, taskiq; then coverage (ARGS go to pytest)
 	@rm -f .coverage .coverage.*
-	@status=0; $(MAKE) --no-print-directory --keep-going test-core test-core5 test-celery || status=$$?; \
+	@status=0; $(MAKE) --no-print-directory --keep-going test-core test-core5 test-celery test-arq test-taskiq || status=$$?; \
 	$(MAKE) --no-print-directory coverage; exit $$status
 
 # Exit status 5 is "no tests were found": with ARGS, for example -k, that is no failure of one environment among others.
@@ -51,11 +54,31 @@ test-celery: $(ENVS)/celery.ok ## The Celery adapter
 	@echo "== adapters/celery"
 	@$(call pytest,celery,$(wildcard tests/adapters/celery) tests/docs tests/unit/test_imports.py)
 
+test-arq: $(ENVS)/arq.ok ## The arq adapter
+	@echo "== adapters/arq"
+	@$(call pytest,arq,tests/adapters/arq tests/docs tests/unit/test_imports.py)
+
+test-arq-suite: $(ENVS)/arqsuite.ok ## arq's own tests, on our classes and on its own (needs arq's source distribution)
+	$(ENVS)/arqsuite/bin/python tests/peers/arq_suite.py $(ARGS)
+
+test-taskiq: $(ENVS)/taskiq.ok ## The taskiq adapter
+	@echo "== adapters/taskiq"
+	@$(call pytest,taskiq,tests/adapters/taskiq tests/docs tests/unit/test_imports.py)
+
+test-taskiq-suite: $(ENVS)/taskiq.ok ## taskiq's and taskiq-redis's own tests, with and without the middleware (needs their sources)
+	$(ENVS)/taskiq/bin/python tests/peers/taskiq_suite.py $(ARGS)
+
 coverage: $(ENVS)/core8.ok ## Report what the tests since the last `make test` ran; never fails
 	@$(ENVS)/core8/bin/coverage combine -q && $(ENVS)/core8/bin/coverage report || true
 
 bench: $(ENVS)/core8.ok ## The benchmarks (ARGS go to benchmarks/run.py)
 	$(ENVS)/core8/bin/python benchmarks/run.py $(ARGS)
+
+bench-arq: $(ENVS)/arq.ok ## The arq benchmarks, beside stock arq (ARGS go to benchmarks/arq_run.py)
+	$(ENVS)/arq/bin/python benchmarks/arq_run.py $(ARGS)
+
+bench-taskiq: $(ENVS)/taskiq.ok ## The taskiq benchmarks, beside the stock scheduler (ARGS go to benchmarks/taskiq_run.py)
+	$(ENVS)/taskiq/bin/python benchmarks/taskiq_run.py $(ARGS)
 
 lint: $(ENVS)/lint.ok ## ruff check, ruff format --check, mypy --strict
 	$(ENVS)/lint/bin/ruff check .
@@ -66,7 +89,7 @@ format: $(ENVS)/lint.ok ## Let ruff fix and format
 	$(ENVS)/lint/bin/ruff check --fix .
 	$(ENVS)/lint/bin/ruff format .
 
-envs: $(ENVS)/core8.ok $(ENVS)/core5.ok $(ENVS)/celery.ok $(ENVS)/lint.ok ## Make all environments
+envs: $(ENVS)/core8.ok $(ENVS)/core5.ok $(ENVS)/celery.ok $(ENVS)/arq.ok $(ENVS)/taskiq.ok $(ENVS)/lint.ok ## Make all environments
 
 clean: ## Remove environments, caches and reports
 	rm -rf $(ENVS) .cache .coverage .coverage.* htmlcov dist build .hypothesis .ruff_cache
