@@ -15,6 +15,8 @@ from celery.bin.base import LOG_LEVEL, CeleryCommand, CeleryOption, handle_prelo
 __all__ = ["delay"]
 
 
+_LEASE = "Seconds; how late a job comes when the process that was releasing it dies."
+
 _option = partial(click.option, cls=CeleryOption, help_group="Release")
 
 
@@ -26,8 +28,8 @@ def delay(ctx: click.Context, **_: Any) -> None:
 
 
 @delay.command(name="run", cls=CeleryCommand)
-@_option("--batch", type=click.IntRange(1), default=100, show_default=True, help="Jobs claimed at once, at most.")
-@_option("--lease", type=click.FloatRange(1.0), default=30.0, show_default=True, help="Seconds; see Releaser.")
+@_option("--batch", type=click.IntRange(1), default=500, show_default=True, help="Jobs claimed at once, at most.")
+@_option("--lease", type=click.FloatRange(1.0), default=10.0, show_default=True, help=_LEASE)
 @_option("-l", "--loglevel", type=LOG_LEVEL, default="INFO", show_default=True, help="Logging level.")
 @_option("-f", "--logfile", default=None, help="Log file; default: stderr.")
 @click.pass_context

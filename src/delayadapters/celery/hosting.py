@@ -42,6 +42,8 @@ logger = get_logger(__name__)
 
 STOP_TIMEOUT: Final = 5.0
 """Seconds a stopping loop has for the batch in its hands; what it has not finished then comes back by its lease."""
+LEASE: Final = 10.0
+"""Seconds: how late a job comes when the process that was releasing it dies. Renewed while a publish goes on."""
 _POLL: Final = 0.2
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 30.0
 _LONG_LIFE: Final = 60.0
@@ -79,7 +81,7 @@ def run_releaser(app: Celery, **options: Any) -> Releaser:
     """A Releaser for the app on a queue and a connection of its own, not started; ``options`` are Releaser's."""
     from ..release.threads import Releaser
 
-    return Releaser(make_queue(app), CeleryPublisher(app), **options)
+    return Releaser(make_queue(app), CeleryPublisher(app), **{"lease": LEASE, **options})
 
 
 class ReleaseThread:

@@ -150,7 +150,9 @@ class _Link:
         others = len(self.connection.alt or ())
         for left in range(max(others, 1), 0, -1):
             try:
-                self.connection.connect()
+                self.connection.ensure_connection(
+                    max_retries=1, interval_start=0, interval_step=0, reraise_as_library_errors=False
+                )
                 self.open_channel()
             except Exception:
                 if left == 1:

@@ -50,6 +50,8 @@ class Settings:
         ``conf.get`` would find the same, but takes 5 µs to find nothing, and this is asked for every delayed task.
         """
         conf = self._app.conf
+        if not self._app.configured:  # it is read when first asked for something
+            conf.finalize()
         spellings = _spellings(name, conf.prefix)
         for mapping in conf.maps[:-1]:  # the last one holds Celery's defaults
             for key in spellings:
@@ -189,7 +191,8 @@ def _own_url(value: Any) -> str:
 def _broker_redis(app: Celery) -> tuple[str, dict[str, Any]] | None:
     """The broker's Redis. Sentinel brokers have no URL of one server: they need delayadapters_redis_url for now."""
     connection = app.connection_for_write()
-    if connection.transport_cls not in ("redis", "rediss"):
+    transport = connection.get_transport_cls()
+    if transport.driver_type != "redis" or transport.__name__.startswith("Sentinel"):
         return None
     options: dict[str, Any] = {}
     transport_options: Mapping[str, Any] = connection.transport_options or {}
@@ -244,7 +247,7 @@ def _redis_db(connection: Any) -> int:
     """kombu/transport/redis.py, ``_prepare_virtual_host``: the database as a number, 0 when there is none."""
     host = connection.virtual_host
     if "://" in (connection.hostname or ""):
-        host = host or parse_qs(urlsplit(connection.hostname).query).get("virtual_host", [None])[0]
+        host = parse_qs(urlsplit(connection.hostname).query).get("virtual_host", [host])[0]
     try:
         return int(str(host or "0").strip("/") or 0)
     except ValueError as error:

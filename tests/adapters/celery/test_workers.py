@@ -1,0 +1,227 @@
+"""Real workers, killed and stopped in every way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.exceptions import ImproperlyConfigured
+
+from delayadapters import Batch, Published, Releaser
+from delayadapters.celery.hosting import ReleaseStep
+from delayadapters.celery.message import DUE_HEADER
+from delayadapters.celery.publisher import CeleryPublisher
+from delayadapters.celery.settings import make_queue
+from delaytests import wait_until
+
+
+def due(execution: Any) -> float:
+    return datetime.fromisoformat(execution.headers[DUE_HEADER]).timestamp()
+
+
+def ran(executions: Callable[[], list[Any]], times: int, timeout: float = 20) -> list[Any]:
+    """The executions, once there are that many."""
+    return wait_until(lambda: (found := executions()) and len(found) >= times and found, timeout, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pool"),
+    [("redis", "prefork"), ("redis", "threads"), ("redis", "solo"), ("rabbit", "prefork"), ("rabbit", "threads")],
+)
+def test_every_kind_of_delay_runs_on_time(
+    request: pytest.FixtureRequest,
+    kind: str,
+    pool: str,
+    make_app: Callable[..., Celery],
+    worker: Callable[..., Any],
+    executions: Callable[[], list[Any]],
+) -> None:
+    broker = request.getfixturevalue(f"{kind}_broker")
+    conf = broker.conf | {"delayadapters_min_delay": 0.1}
+    app = make_app(conf)
+    running = worker(conf, pool)
+    begin = time.time()
+    now = datetime.now(timezone.utc)
+    note = app.tasks["note"]
+    note.apply_async(("countdown",), countdown=0.5)
+    note.apply_async(("aware",), eta=now + timedelta(seconds=0.5))
+    note.apply_async(("naive",), eta=now.replace(tzinfo=None) + timedelta(seconds=0.5))
+    note.apply_async(("iso",), eta=(now + timedelta(seconds=0.5)).isoformat())
+    app.send_task("note", ("by name",), countdown=0.5)
+    chain(note.s("chain 1"), note.si("chain 2").set(countdown=0.5)).apply_async()
+    group(note.s("group 1"), note.s("group 2")).apply_async(countdown=0.5)
+    chord([note.s(1), note.s(2)], app.tasks["total"].s()).apply_async(countdown=0.5)
+    app.tasks["again"].apply_async((2, 0.3))
+    app.tasks["auto"].apply_async((1,))
+
+    expected = Counter(note=11, again=3, auto=2, total=1)
+    wait_until(lambda: Counter(run.task for run in executions()) == expected, 20, 0.02, message=running.log[-3000:])
+    runs = executions()
+    for run in runs:
+        assert run.eta is None
+        if run.headers and DUE_HEADER in run.headers:
+            assert due(run) <= run.at < due(run) + 2
+    delayed = [run for run in runs if run.headers and DUE_HEADER in run.headers]
+    assert len(delayed) == 5 + 1 + 2 + 2 + 2 + 1
+    assert all(run.at >= begin + 0.5 for run in delayed if run.task == "note")
+    [result] = [run.args[0] for run in runs if run.task == "total"]
+    assert sorted(result) == [1, 2]
+    retried = [run for run in runs if run.task == "again"]
+    assert len({run.id for run in retried}) == 1
+    assert [run.retries for run in sorted(retried, key=lambda run: run.at)] == [0, 1, 2]
+    assert app.delayadapters.stats().waiting == 0
+    assert running.stop() == 0
+    assert not running.tree, "a warm shutdown leaves no process behind"
+
+
+def test_a_retry_that_comes_before_the_first_entrys_ack(
+    redis_broker: Any, make_app: Callable[..., Celery], worker: Callable[..., Any], executions: Callable[[], list[Any]]
+) -> None:
+    """The released task has run, failed and scheduled its retry under its id while the publisher has not yet returned."""
+    conf = redis_broker.conf | {"delayadapters_embed": False, "delayadapters_min_delay": 0.1}
+    app = make_app(conf)
+    worker(conf, "threads")
+    queue = app.delayadapters
+    result = app.tasks["again"].apply_async((2, 0.2), countdown=0.2)
+    seen: list[int] = []
+
+    class Slow(CeleryPublisher):
+        def publish(self, claims: Batch) -> Published:
+            outcome = super().publish(claims)
+            seen.append(len(claims))
+            if len(seen) <= 2:
+                wait_until(lambda: len(executions()) == len(seen) and queue.stats().waiting == 1, 10)
+            return outcome
+
+    releaser = Releaser(make_queue(app), Slow(app))
+    releaser.start()
+    try:
+        ran(executions, 3)
+        wait_until(lambda: (now := queue.stats()) and now.waiting == now.leased == now.dead == 0)
+    finally:
+        assert releaser.stop(10)
+    runs = executions()
+    assert [run.retries for run in runs] == [0, 1, 2]
+    assert {run.id for run in runs} == {result.id}
+    assert seen == [1, 1, 1]
+
+
+def test_a_killed_workers_tasks_wait_for_the_next_one(
+    redis_broker: Any, make_app: Callable[..., Celery], worker: Callable[..., Any], executions: Callable[[], list[Any]]
+) -> None:
+    conf = redis_broker.conf
+    app = make_app(conf)
+    first = worker(conf)
+    # Due once the second worker is there: a batch that the kill finds claimed would come back with its lease.
+    ids = {app.tasks["note"].apply_async((number,), countdown=4).id for number in range(100)}
+    pids = first.tree
+    first.kill_tree()
+    assert len(pids) == 4, "the worker, two children and the release process"
+    wait_until(lambda: not first.tree)
+    worker(conf)
+    runs = ran(executions, 100)
+    assert Counter(run.id for run in runs) == Counter(dict.fromkeys(ids, 1))
+    assert all(run.at >= due(run) for run in runs)
+
+
+def release_process(running: Any) -> int:
+    """The pid of a worker's release process: it is forked after the pool's two."""
+    return max(running.children())
+
+
+def test_a_release_process_that_dies_is_replaced_and_a_killed_worker_takes_it_along(
+    redis_broker: Any, make_app: Callable[..., Celery], worker: Callable[..., Any], executions: Callable[[], list[Any]]
+) -> None:
+    app = make_app(redis_broker.conf)
+    running = worker(redis_broker.conf)
+    before = running.children()
+    assert len(before) == 3
+    child = release_process(running)
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: len(new := running.children()) == 3 and child not in new, 10)
+    assert len(running.children() & before) == 2, "the pool's own children were left alone"
+    app.tasks["note"].apply_async(countdown=1)
+    ran(executions, 1)
+    assert "release process" in running.log
+
+    others = running.children()
+    os.kill(running.process.pid, signal.SIGKILL)  # only the worker's main process: nobody tells its children
+    running.process.wait()
+    successor = max(others)
+    wait_until(lambda: successor not in running.tree, 10, 0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
+def test_a_stopped_worker_leaves_nothing_behind(
+    redis_broker: Any, make_app: Callable[..., Celery], worker: Callable[..., Any], number: int
+) -> None:
+    app = make_app(redis_broker.conf)
+    app.tasks["note"].apply_async(countdown=60)
+    running = worker(redis_broker.conf)
+    running.stop(number)
+    wait_until(lambda: not running.tree, 5)
+    assert app.delayadapters.stats().waiting == 1
+    assert app.delayadapters.stats().leased == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_delay_run_releases_in_a_process_of_its_own(
+    redis_broker: Any, make_app: Callable[..., Celery], celeryd: Callable[..., Any], number: int
+) -> None:
+    app = make_app(redis_broker.conf)
+    running = celeryd(redis_broker.conf, "delay", "run", "-l", "INFO", ready="delay release: queue")
+    app.tasks["note"].apply_async(countdown=1)
+    wait_until(lambda: redis_broker.size() == 1)
+    assert running.stop(number, 10) == 0
+    assert "stopped" in running.log
+
+
+def test_delay_help_needs_no_redis(celeryd: Callable[..., Any]) -> None:
+    shown = celeryd({"broker_url": "redis://127.0.0.1:1/0"}, "delay", "--help", ready=None)
+    assert shown.process.wait(20) == 0
+    assert "run" in shown.log
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_green_pools_are_refused_with_what_to_do(app: Celery, pool: str) -> None:
+    step = ReleaseStep(SimpleNamespace(app=app))
+    with pytest.raises(ImproperlyConfigured, match=rf"{pool}.*delay run"):
+        step.create(SimpleNamespace(app=app, pool_cls=f"celery.concurrency.{pool}", hostname="h"))
+
+
+def test_embed_can_be_switched_off(
+    redis_broker: Any, make_app: Callable[..., Celery], worker: Callable[..., Any]
+) -> None:
+    app = make_app(redis_broker.conf | {"delayadapters_embed": False})
+    assert not ReleaseStep(SimpleNamespace(app=app)).enabled
+    running = worker(redis_broker.conf | {"delayadapters_embed": False})
+    assert len(running.children()) == 2
+    app.tasks["note"].apply_async(countdown=0.01)
+
+
+def test_a_broker_that_was_down_at_the_due_time_gets_the_task_when_it_is_back(
+    redis_broker: Any, make_app: Callable[..., Celery]
+) -> None:
+    from delaytests import RedisServer
+
+    with RedisServer() as server:
+        app = make_app(redis_broker.conf | {"broker_url": server.url})
+        server.kill()
+        app.tasks["note"].apply_async(countdown=1)
+        releaser = Releaser(make_queue(app), CeleryPublisher(app))
+        threading.Thread(target=releaser.run, daemon=True).start()
+        wait_until(lambda: app.delayadapters.stats().due == 1, 5)
+        wait_until(lambda: releaser.stats.given_back >= 1, 10)
+        server.restart()
+        wait_until(lambda: server.client().llen(redis_broker.queue) == 1, 20)
+        assert releaser.stop(10)
+        assert app.delayadapters.stats().dead == 0
