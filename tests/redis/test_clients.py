@@ -124,7 +124,7 @@ async def release(queue, *, direct=True):
         soon = [b"\xff soon%d" % n for n in range(3)]
         for n, payload in enumerate(soon):
             await queue.schedule(payload, delay=0.1 * n)
-        await wait_until_async(lambda: publisher.payloads[1:] == soon, timeout=5)
+        await wait_until_async(lambda: sorted(publisher.payloads[1:]) == soon, timeout=5)
         if direct:
             await queue.schedule(b"\xff direct", delay=0.05, release=[("RPUSH", "{broker}", Payload.BYTES)])
             await wait_until_async(lambda: releaser.stats.direct == 1, timeout=5)

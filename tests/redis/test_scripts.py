@@ -35,7 +35,7 @@ def test_a_script_says_what_it_takes_and_returns(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_file_is_small(name):
-    assert len((FOLDER / f"{name}.lua").read_text().splitlines()) <= 180
+    assert len((FOLDER / f"{name}.lua").read_text().splitlines()) <= 200
 
 
 def test_every_include_is_used_and_small():

@@ -24,7 +24,9 @@ from .keys import ShardKeys
 __all__ = ["Script", "load"]
 
 _HEAD = re.compile(r"^-- (keys|args|include):(.*)$", re.MULTILINE)
-_CALLED = re.compile(r"redis\.call\('([A-Z]+)'")
+_CALLED = re.compile(r"redis\.p?call\('([A-Z]+)'")
+_OPTIONAL = {"EXISTS", "PUBLISH"}
+"""A lost PUBLISH costs at most the safety poll; EXISTS is for jobs and adapters that ask for it."""
 _RIGHTS = """\
 if redis.acl_check_cmd then
   for _, name in ipairs({ NAMES }) do
@@ -98,7 +100,7 @@ def _rights(parts: Iterable[str]) -> str:
 
     Redis 6.2 has no ``acl_check_cmd``; there a script of a user who lacks a command can end half way.
     """
-    used = sorted({name for part in parts for name in _CALLED.findall(part)})
+    used = sorted({name for part in parts for name in _CALLED.findall(part)} - _OPTIONAL)
     names = ", ".join(f"'{name}'" for name in used)
     return _RIGHTS.replace("NAMES", names)
 
