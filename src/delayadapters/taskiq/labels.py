@@ -22,7 +22,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final, Literal, TypeAlias
 
@@ -105,7 +105,9 @@ def read_request(
         resolve(request.delay, request.at, now=time.time_ns() // 1000)
     except (TypeError, ValueError) as error:
         raise DelayLabelError(reason=f"label {name}={value!r}: {error}") from error
-    return Request(label=name) if request.delay is not None and _is_over(request.delay) else request
+    if request.delay is not None and _is_over(request.delay):
+        request = Request(label=name)
+    return replace(request, kept=kept)
 
 
 def _is_over(delay: float | timedelta) -> bool:

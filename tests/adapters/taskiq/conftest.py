@@ -1,0 +1,77 @@
+"""A Redis of our own, brokers of every kind, workers in this process and as real ones."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from taskiq_redis import ListQueueBroker, RedisAsyncResultBackend
+
+from delayadapters.taskiq import DelayMiddleware
+from delaytests import RedisServer
+from delaytests.taskiqs import App
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # taskiq and its brokers leave sockets and tasks to the garbage collector, and warn about themselves.
+    for item in items:
+        if HERE in item.path.parents:
+            for what in ("pytest.PytestUnraisableExceptionWarning", "ResourceWarning", "DeprecationWarning"):
+                item.add_marker(pytest.mark.filterwarnings(f"ignore::{what}"))
+
+
+@pytest.fixture(scope="session")
+def _server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(_server: RedisServer) -> RedisServer:
+    """A Redis for the delays, the Redis brokers and the results; empty."""
+    _server.client().flushall()
+    return _server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> redis.Redis:
+    return server.client()
+
+
+@pytest.fixture
+def queue_name() -> str:
+    return f"delaytest-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def make_broker(server: RedisServer, queue_name: str) -> Callable[..., Any]:
+    """``make_broker(cls=ListQueueBroker, *middlewares, delay={…}, **options)``: with results and a DelayMiddleware, which
+    comes first, as ``broker.delay``."""
+
+    def make(cls: Any = ListQueueBroker, *middlewares: Any, delay: dict[str, Any] | None = None, **options: Any) -> Any:
+        if cls.__module__.startswith("taskiq_redis"):
+            options = {"url": server.url, "queue_name": queue_name, "socket_timeout": None} | options
+        broker = cls(**options)
+        middleware = DelayMiddleware(**{"url": server.url, **(delay or {})})
+        broker.with_middlewares(middleware, *middlewares)
+        broker.with_result_backend(RedisAsyncResultBackend(server.url))
+        broker.delay = middleware
+        return broker
+
+    return make
+
+
+@pytest.fixture
+def app(tmp_path: Path, server: RedisServer, queue_name: str) -> Iterator[App]:
+    made = App(
+        tmp_path,
+        {"DELAY_URL": server.url, "BROKER_URL": server.url, "QUEUE": queue_name, "BROKER": "ListQueueBroker"},
+    )
+    yield made
+    made.close()
