@@ -68,8 +68,7 @@ class Broker:
     def get(self, queue: str | None = None) -> kombu.Message | None:
         """The next message of a queue, taken from it."""
         with kombu.Connection(self.url) as connection, connection.channel() as channel:
-            message = kombu.Queue(queue or self.queue, no_declare=True)(channel).get(no_ack=True)
-            return message
+            return kombu.Queue(queue or self.queue, no_declare=True)(channel).get(no_ack=True)
 
     def size(self, queue: str | None = None) -> int:
         with kombu.Connection(self.url) as connection, connection.channel() as channel:

@@ -1,6 +1,6 @@
 """The Celery application of these tests, in their own process (``make_app``) and in workers (``app``).
 
-Workers have everything from the environment. ``DELAY_TEST_CONF``: JSON, for ``app.conf.update``; ``DELAY_TEST_OUT``: the
+Workers have everything from the environment. ``DELAY_TEST_CONF``: JSON for ``app.conf.update``; ``DELAY_TEST_OUT``: the
 file to which each execution is written, as one line of JSON.
 """
 

@@ -86,7 +86,7 @@ def test_every_kind_of_delay_runs_on_time(
 def test_a_retry_that_comes_before_the_first_entrys_ack(
     redis_broker: Any, make_app: Callable[..., Celery], worker: Callable[..., Any], executions: Callable[[], list[Any]]
 ) -> None:
-    """The released task has run, failed and scheduled its retry under its id while the publisher has not yet returned."""
+    """The released task has run, failed and scheduled its retry under its id before the publisher has returned."""
     conf = redis_broker.conf | {"delayadapters_embed": False, "delayadapters_min_delay": 0.1}
     app = make_app(conf)
     worker(conf, "threads")
