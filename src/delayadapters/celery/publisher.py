@@ -255,18 +255,28 @@ def _own_connection(app: Celery) -> Any:
 
 
 def _without_retries(transport: Any) -> Any:
-    """A Redis transport whose client does not retry by itself.
+    """A Redis transport for publishing: its client does not retry by itself, and is made once.
 
     redis-py 8 retries a command up to 10 times with growing pauses, about a minute in all, and a repeated LPUSH is a
     second message. The release loop has its own pauses and keeps the leases meanwhile. kombu has no option for it.
+    kombu also makes a client object (on the same connection pool) for every message, a third of a publish's time.
     """
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
     class Channel(transport.Channel):
+        kept: Any = None
+
         def _connparams(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
             parameters: dict[str, Any] = super()._connparams(*args, **kwargs)
             return {**parameters, "retry": Retry(NoBackoff(), 0), "retry_on_timeout": False}
+
+        def _create_client(self, asynchronous: bool = False) -> Any:
+            if asynchronous:
+                return super()._create_client(asynchronous=True)
+            if self.kept is None:
+                self.kept = super()._create_client()
+            return self.kept
 
     class Transport(transport):
         pass
