@@ -313,10 +313,10 @@ class MemoryDelayQueue:
     async def replay(self, id: str) -> Outcome:
         """Every dead entry of ``id`` waits again, due now, attempts from zero: REPLAYED or NOT_FOUND."""
         dead = self._dead_of(id)
-        now = self._clock.now()
+        now, shift = self._clock.now(), self._clock.shift()
         for entry in dead:
             entry.attempts, entry.reason = 0, None
-            self._wait(entry, now)
+            self._wait(entry, entry.put_off(now, shift))
         if dead:
             self._attend()
         return Outcome.REPLAYED if dead else Outcome.NOT_FOUND
@@ -406,7 +406,8 @@ class MemoryDelayQueue:
             if again is None:
                 self._bury(entry, now)
             else:
-                self._wait(entry, again)
+                # Never before its due time, even when the clock was set back since the claim.
+                self._wait(entry, max(again, entry.first_when))
             count += 1
         self._attend()
         return count

@@ -358,6 +358,18 @@ async def test_retry_in_nothing_or_less_is_at_once(queue):
     assert [claim.attempts for claim in await queue.claim()] == [2]
 
 
+async def test_a_retry_is_never_before_the_due_time_even_when_the_clock_was_set_back_meanwhile(queue, clock):
+    await queue.schedule(b"x", delay=10)
+    clock.advance(10)
+    claims = await queue.claim(lease=30)
+    clock.advance(-5)
+    await queue.fail(claims, "bad", retry_in=1)
+    clock.advance(5, micros=-1)
+    assert await queue.claim() == []
+    clock.advance(micros=1)
+    assert [claim.attempts for claim in await queue.claim()] == [1]
+
+
 async def test_requeues_and_attempts_are_counted_apart(queue, clock):
     await queue.schedule(b"x", delay=0, id="a")
     await queue.fail(await queue.claim(), "bad", retry_in=0)

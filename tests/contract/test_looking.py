@@ -194,7 +194,7 @@ async def test_replay_makes_it_due_now_with_its_attempts_from_zero(queue, clock)
     clock.advance(100)
     assert await queue.replay("a") is Outcome.REPLAYED
     job = await queue.get("a")
-    assert (job.state, job.attempts, job.reason) == (State.WAITING, 0, None)
+    assert (job.state, job.attempts, job.reason, job.due) == (State.WAITING, 0, None, clock())
     stats = await queue.stats()
     assert (stats.waiting, stats.due, stats.dead, stats.next_due) == (1, 1, 0, clock())
     (claim,) = await queue.claim()
