@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import queue as queues
@@ -148,6 +149,7 @@ class Running:
         shell: ``"thread"`` or ``"asyncio"``.
         publish: takes a Batch; for asyncio it runs in a thread, so it may block.
         clock: a FakeClock for the scripts.
+        thorough: how often an idle watcher looks at the clock, seconds.
         settings: the releaser's.
     """
 
@@ -160,9 +162,11 @@ class Running:
         *,
         clock: Any = None,
         shards: int = 1,
+        thorough: float = 4.0,
         **settings: Any,
     ) -> None:
         self.shell = shell
+        self._thorough = thorough
         self._releaser: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -172,6 +176,7 @@ class Running:
             self._queue = DelayQueue.from_url(url, name=name, shards=shards)
             self._queue._clock = clock
             self._releaser = Releaser(self._queue, _Publisher(publish), **settings)
+            self._adjust()
             self._releaser.start()
         else:
             ready = threading.Event()
@@ -191,11 +196,15 @@ class Running:
         async with AsyncDelayQueue.from_url(url, name=name, shards=shards) as queue:
             queue._clock = clock
             self._releaser = AsyncReleaser(queue, _AsyncPublisher(publish), **settings)
+            self._adjust()
             self._loop = asyncio.get_running_loop()
             self._stopped = asyncio.Event()
             await self._releaser.start()
             ready.set()
             await self._stopped.wait()
+
+    def _adjust(self) -> None:
+        self._releaser._settings = dataclasses.replace(self._releaser._settings, thorough=self._thorough)
 
     @property
     def stats(self) -> Any:
