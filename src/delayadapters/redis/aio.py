@@ -17,7 +17,7 @@ from ..errors import RedisFault, ReplicationTimeout, WrongKeyType
 from ..jobs import Claim, Command, IfExists, Job, NewJob, Outcome, Page, Stats
 from . import commands
 from .commands import Call, Plain
-from .connect import Options, Waiting, client_options, describe, never_decode, next_pause
+from .connect import Options, Waiting, check_wait, client_options, describe, never_decode, next_pause
 from .faults import RETRIABLE, sent, translate
 from .verbs import Steps, Verbs
 
@@ -56,7 +56,9 @@ class AsyncDelayQueue:
     ) -> AsyncDelayQueue:
         """As :meth:`DelayQueue.from_url <delayadapters.DelayQueue.from_url>`; ``aclose()`` closes the client."""
         own, rest = Options.split(options)
-        client = redis.asyncio.Redis.from_url(url, **client_options(timeout, rest, asynchronous=True))
+        settings = client_options(timeout, rest, asynchronous=True)
+        check_wait(own, settings)
+        client = redis.asyncio.Redis.from_url(url, **settings)
         queue = cls(client, name=name, shards=shards, **own)
         queue._owned, queue._bound = True, timeout
         return queue

@@ -19,7 +19,16 @@ from redis.retry import Retry
 from .commands import Call, Plain
 from .faults import sent
 
-__all__ = ["Options", "Waiting", "client_options", "describe", "loop_client", "never_decode", "next_pause"]
+__all__ = [
+    "Options",
+    "Waiting",
+    "check_wait",
+    "client_options",
+    "describe",
+    "loop_client",
+    "never_decode",
+    "next_pause",
+]
 
 _OWN: Final = ("max_payload", "wait_replicas", "wait_aof", "wait_timeout")
 LOOP_TIMEOUT: Final = 3.0
@@ -53,6 +62,17 @@ def client_options(timeout: float, options: dict[str, Any], *, asynchronous: boo
         "retry": (AsyncRetry if asynchronous else Retry)(NoBackoff(), 0),
         **options,
     }
+
+
+def check_wait(own: dict[str, Any], client: dict[str, Any]) -> None:
+    """Refuses a ``wait_timeout`` that a try's time-out would cut short: the outcome would be unknown, not late.
+
+    Raises:
+        ValueError: it is not shorter.
+    """
+    limit, wait = client["socket_timeout"], own.get("wait_timeout", 1.0)
+    if (own.get("wait_replicas") or own.get("wait_aof")) and limit is not None and wait >= limit:
+        raise ValueError(f"wait_timeout={wait} must be shorter than a try's time-out, {limit:.3g} s (0.3 × timeout)")
 
 
 def next_pause(attempt: int, error: BaseException, deadline: float | None) -> float | None:

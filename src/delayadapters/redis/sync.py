@@ -16,7 +16,7 @@ from ..errors import RedisFault, ReplicationTimeout, WrongKeyType
 from ..jobs import Claim, Command, IfExists, Job, NewJob, Outcome, Page, Stats
 from . import commands
 from .commands import Call, Plain
-from .connect import Options, Waiting, client_options, describe, never_decode, next_pause
+from .connect import Options, Waiting, check_wait, client_options, describe, never_decode, next_pause
 from .faults import RETRIABLE, sent, translate
 from .verbs import Steps, Verbs
 
@@ -70,7 +70,9 @@ class DelayQueue:
             options: any other argument of this class, or of redis-py's client.
         """
         own, rest = Options.split(options)
-        client = redis.Redis.from_url(url, **client_options(timeout, rest))
+        settings = client_options(timeout, rest)
+        check_wait(own, settings)
+        client = redis.Redis.from_url(url, **settings)
         queue = cls(client, name=name, shards=shards, **own)
         queue._owned, queue._bound = True, timeout
         return queue

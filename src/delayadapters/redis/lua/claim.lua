@@ -141,7 +141,6 @@ if tonumber(watch_ms) > 0 then
     -- On a full server that has nothing due this SET is refused; then everybody watches, which is harmless.
     redis.pcall('SET', watch, owner, 'PX', watch_ms)
     watching = 1
-    if not holder then sweep_loops(at) end
   else
     watching = -math.max(1, left)
   end
@@ -154,6 +153,7 @@ if worked or #taken > 0 then
 else
   redis.pcall('HSET', loops, owner, entry)
 end
+if not mine then sweep_loops(at) end
 return {
   cmsgpack.pack({ at, head or -1, expires or -1, watching, deadline, acked, requeued, direct, latest, spent }),
   cmsgpack.pack(notes), taken, records,
