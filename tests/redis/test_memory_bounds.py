@@ -1,0 +1,168 @@
+"""What a queue remembers beside its jobs is bounded, and ends."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from delayadapters import NewJob, Outcome
+from delayadapters.redis import commands
+from delayadapters.redis.commands import Asker
+from delaytests.raw import content, keys_of, send
+
+MINUTE = 60
+
+
+@pytest.fixture
+def queue(make_queue, clock):
+    return make_queue(clock=clock)
+
+
+def fill(client, key, count, now):
+    """``count`` answered calls, as if made at ``now``."""
+    for at in range(0, count, 5000):
+        client.hset(key, mapping={b"%016d" % n: b"x" for n in range(at, min(count, at + 5000))})
+    client.hset(key, b"", now)
+
+
+# -------------------------------------------------------------------------------------------------------------- calls
+
+
+def test_a_call_is_remembered_for_five_minutes_at_least(queue, redis_client, clock):
+    keys = keys_of(queue)
+    stored = [queue._verbs.new_job(NewJob(b"x", 3600, id="a"), clock())]
+    call = commands.schedule(keys, stored, "error", clock())
+    first = send(redis_client, call)
+    for _ in range(29):
+        clock.advance(10)
+        queue.schedule(b"y", delay=3600)
+    assert send(redis_client, call) == first
+    assert queue.stats().waiting == 30
+
+
+def test_calls_are_forgotten_after_two_generations(queue, redis_client, clock):
+    keys = keys_of(queue)
+    for _ in range(100):
+        queue.schedule(b"x", delay=0)
+        queue.ack(queue.claim())
+        clock.advance(10)
+    # 300 s a generation at one call in 5 s: what is kept does not grow with time.
+    assert redis_client.hlen(keys.calls) <= 64
+    assert redis_client.hlen(keys.calls_old) <= 64
+
+
+def test_many_calls_shorten_the_memory_to_half_a_minute(queue, redis_client, clock):
+    keys = keys_of(queue)
+    queue.schedule(b"x", delay=3600)
+    fill(redis_client, keys.calls, 100_001, clock())
+    clock.advance(29)
+    queue.schedule(b"x", delay=3600)
+    assert redis_client.hlen(keys.calls) > 100_000
+    clock.advance(2)
+    queue.schedule(b"x", delay=3600)
+    assert redis_client.hlen(keys.calls_old) > 100_000
+    queue.schedule(b"x", delay=3600)
+    assert redis_client.hlen(keys.calls) == 3
+    clock.advance(301)
+    queue.schedule(b"x", delay=3600)
+    queue.schedule(b"x", delay=3600)
+    assert redis_client.hlen(keys.calls_old) < 10
+
+
+def test_calls_end_by_themselves(queue, redis_client, clock):
+    keys = keys_of(queue)
+    queue.schedule(b"x", delay=3600)
+    assert 655_000 < redis_client.pttl(keys.calls) <= 660_000
+    clock.advance(301)
+    queue.schedule(b"x", delay=3600)
+    queue.schedule(b"x", delay=3600)
+    assert 0 < redis_client.pttl(keys.calls_old) <= 660_000
+    assert 0 < redis_client.pttl(keys.calls) <= 660_000
+
+
+def test_a_clock_set_back_keeps_the_memory(queue, redis_client, clock):
+    keys = keys_of(queue)
+    queue.schedule(b"x", delay=3600)
+    clock.advance(-86_400)
+    for _ in range(5):
+        queue.schedule(b"x", delay=3600)
+    assert redis_client.hlen(keys.calls) == 7
+
+
+def test_what_changes_nothing_is_not_remembered(queue, redis_client, clock):
+    keys = keys_of(queue)
+    queue.cancel("nobody")
+    queue.reschedule("nobody", delay=1)
+    queue.replay("nobody")
+    queue.discard("nobody")
+    queue.get("nobody")
+    queue.claim()
+    assert content(redis_client, keys.calls) is None
+
+
+# ----------------------------------------------------------------------------------------------------------- released
+
+
+def release(queue, ids):
+    queue.schedule_many([NewJob(b"", 0, id=id) for id in ids])
+    while claims := queue.claim(1000):
+        assert queue.ack(claims) == len(claims)
+
+
+def test_ten_thousand_released_ids_are_remembered_and_not_much_more(queue, redis_client):
+    keys = keys_of(queue)
+    for at in range(0, 24_000, 4000):
+        release(queue, [f"j{n}" for n in range(at, at + 4000)])
+        sizes = redis_client.scard(keys.released), redis_client.scard(keys.released_old)
+        assert max(sizes) <= 11_000
+    for n in (23_999, 20_000, 14_001):
+        assert queue.cancel(f"j{n}") is Outcome.RELEASED
+    assert queue.cancel("j0") is Outcome.NOT_FOUND
+
+
+def test_released_ids_are_forgotten_an_hour_after_the_last_release(queue, redis_client):
+    keys = keys_of(queue)
+    release(queue, ["a"])
+    assert 3_590_000 < redis_client.pttl(keys.released) <= 3_600_000
+    redis_client.pexpire(keys.released, 5000)
+    release(queue, ["b"])
+    assert redis_client.pttl(keys.released) > 3_590_000, "the last release counts, not the first"
+    assert queue.cancel("a") is Outcome.RELEASED
+
+
+def test_a_new_job_of_a_released_id_is_cancelled_as_such(queue):
+    release(queue, ["a"])
+    queue.schedule(b"", delay=5, id="a")
+    assert queue.cancel("a") is Outcome.CANCELLED
+    assert queue.cancel("a") is Outcome.NOT_FOUND
+
+
+# -------------------------------------------------------------------------------------------------------------- loops
+
+
+def test_loops_that_were_killed_are_struck_off(queue, redis_client, clock):
+    keys = keys_of(queue)
+    calls = itertools.count(1)
+    for day in range(30):
+        asker = Asker.new(f"killed on day {day}")
+        send(redis_client, commands.claim(keys, asker, next(calls), lease=10**6, limit=1, watch_ms=1000, now=clock()))
+        redis_client.delete(keys.watch)
+        clock.advance(86_400)
+    assert redis_client.hlen(keys.loops) <= 10
+
+
+def test_consumers_that_claim_once_do_not_add_up(make_queue, redis_client, clock):
+    """Every process that claims has a name of its own; none of them takes the watch."""
+    for _ in range(150):
+        queue = make_queue(clock=clock)
+        queue.claim()
+        clock.advance(3600)
+    assert redis_client.hlen(keys_of(queue).loops) <= 40
+
+
+def test_a_purged_queue_leaves_nothing(queue, redis_client):
+    release(queue, ["a", "b"])
+    queue.schedule(b"", delay=5, id="c")
+    queue.purge()
+    assert redis_client.dbsize() == 0
