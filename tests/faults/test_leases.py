@@ -110,6 +110,42 @@ def test_a_hanging_publisher_that_nobody_took_over_is_acked_in_the_end(queue, re
     assert owner.stats.stale_acks == 0
 
 
+@pytest.mark.parametrize("shell", ["thread"])
+def test_a_batch_that_waited_too_long_for_another_shards_publish_is_not_published(delays, release):
+    """One publish at a time: while one shard's takes longer than the patience, the other's batch is taken over."""
+    queue = delays(shards=2)
+    of_shard = {}
+    for n in range(20):
+        of_shard.setdefault(queue._verbs._of(b"%d" % n), []).append(str(n))
+    first, second = (ids[:3] for ids in of_shard.values())
+    begun, go_on = threading.Event(), threading.Event()
+
+    def publish(batch):
+        if batch[0].id in first:
+            begun.set()
+            while not go_on.is_set():
+                batch.ensure_held()  # slow, and alive
+                time.sleep(0.02)
+
+    done, rest = Ledger(publish), Ledger()
+    owner = release(done, shards=2, lease=0.5, patience=0.4)
+    queue.schedule_many(jobs(*first))
+    assert begun.wait(5)
+    queue.schedule_many(jobs(*second))
+    wait_until(lambda: queue.stats().leased == 6)
+    release(rest, shards=2, lease=0.5)
+    try:
+        wait_until(lambda: sorted(rest.ids) == sorted(second), timeout=8)
+        wait_until(lambda: queue.stats().leased == 3)
+    finally:
+        go_on.set()
+    wait_until(lambda: owner.stats.released == 3)
+    queue.schedule_many(jobs("after", delay=0.1))
+    wait_until(lambda: "after" in done.ids + rest.ids)
+    assert sorted(set(done.ids) - {"after"}) == sorted(first)
+    assert max((done.counts + rest.counts).values()) == 1
+
+
 # ----------------------------------------------------------------------------------------------------- the broker down
 
 

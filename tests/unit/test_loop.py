@@ -981,17 +981,22 @@ def test_stop_of_one_that_does_not_watch():
     assert desk.is_done()
 
 
-@pytest.mark.parametrize("state", ["waiting", "publishing", "renewing", "settling"])
-def test_stop_while_redis_is_down_ends_after_a_few_tries(state):
-    desk = Desk()
+@pytest.mark.parametrize(
+    ("state", "most"), [("waiting", 2), ("holding", 2), ("given back", 2), ("published", 12), ("acking", 12)]
+)
+def test_stop_while_redis_is_down_ends_soon_or_while_there_are_acks_to_bring_with_the_lease(state, most):
+    desk = Desk(lease=10.0)
     if state == "waiting":
         desk.claims(head=HOUR)
+    elif state == "holding":
+        desk.claims([claim("a"), claim("b")])
     else:
         batch = desk.holding("a", "b")
-        if state == "renewing":
-            desk.loop.renewal(desk.now)
-        failed = {batch[0].entry: "no"} if state == "settling" else {}
-        desk.loop.published(Published(failed=failed), desk.now)
+        unpublished = [one.entry for one in batch] if state == "given back" else []
+        desk.loop.published(Published(unpublished=unpublished), desk.now)
+        if state == "acking":
+            desk.asks("claim")
+            desk.loop.fault(ConnectionError("gone"), desk.now)
     desk.loop.stop()
     started = desk.now
     for _ in range(50):
@@ -1004,7 +1009,21 @@ def test_stop_while_redis_is_down_ends_after_a_few_tries(state):
             assert isinstance(action, Sleep)
             desk.now = action.until
     assert desk.is_done()
-    assert desk.now - started < 2
+    assert most - 5 < desk.now - started < most
+
+
+def test_stop_while_redis_is_down_for_a_moment_still_brings_the_acks():
+    desk = Desk(lease=10.0)
+    batch = desk.holding("a")
+    desk.loop.published(None, desk.now)
+    desk.loop.stop()
+    for _ in range(6):
+        desk.asks("claim")
+        desk.loop.fault(ConnectionError("gone"), desk.now)
+        desk.now = desk.sleeps().until
+    assert desk.claims().rest == [batch[0].entry]
+    desk.leaves()
+    assert desk.is_done()
 
 
 def test_stop_twice_is_stop_once():

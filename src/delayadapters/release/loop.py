@@ -106,6 +106,7 @@ class ReleaseLoop:
         self._progress_at = 0.0
         self._hung = False
         self._acks: list[bytes] = []
+        self._owes_acks = False
         self._verdicts: list[Verdict] = []
         # What drives it.
         self._urgent = True
@@ -235,10 +236,12 @@ class ReleaseLoop:
             log.warning("redis fault in the release loop, will retry: %s: %s", type(error).__name__, error)
         self._watching = False
         self._retry_at = now + _backoff(self._faults, self._set.fault_base, self._set.fault_cap)
-        if self._stopping and self._faults > 3:
-            # Nothing can be given back: the leases will pass, and another loop takes over.
+        if self._stopping and self._faults > 3 and not (self._owes_acks and now < self._held_until):
+            # Nothing can be given back: the leases will pass, and another loop takes over. What is published would then
+            # go out again, so an ack is worth waiting for while the lease lasts.
             self._pending = self._unsettled = None
             self._batches, self._acks, self._verdicts = [], [], []
+            self._owes_acks = False
             self._stood_down = True
 
     def published(self, result: Published | None, now: float) -> None:
@@ -254,6 +257,7 @@ class ReleaseLoop:
             else:
                 self._acks.append(claim.entry)
         self._give_back(returned)
+        self._owes_acks = bool(self._acks)
         sent = len(self._current) - len(returned)
         self._current = ()
         if result.broker_down is not None:
@@ -393,6 +397,7 @@ class ReleaseLoop:
             self._set_watching(got.watching, got.watch_left, sent)
         if limit:
             self._stood_down = False
+        self._owes_acks = False
         self._fence = got.lease
         self._leased_at = sent
         self._held_until = sent + self._set.lease * 0.9

@@ -220,6 +220,7 @@ class _Shard:
         self._in_publish = True
         try:
             with self._one_publish:
+                action.batch.ensure_held()  # another shard's publish may have taken long
                 result = self._publisher.publish(action.batch)
         except Exception as error:
             with self._renewing:
