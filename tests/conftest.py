@@ -237,7 +237,7 @@ def start_redis() -> Iterator[Callable[..., RedisServer]]:
         try:
             return server.start()
         except AssertionError:
-            if server.tls and "tls-port" in server.log():
+            if server.tls and any(words in server.log() for words in ("tls-port", "TLS support")):
                 pytest.skip(f"{server.binary} was built without TLS")
             raise
 
