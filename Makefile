@@ -24,7 +24,7 @@ core8_packages  := -e '.[cli,metrics]' --group test hiredis 'redis>=8,<9'
 core5_packages  := -e '.[cli,metrics]' --group test 'redis>=5.0.1,<5.1'
 celery_packages := -e '.[celery,cli]' --group test --group demo
 arq_packages    := -e '.[arq,cli]' --group test 'arq[watch]'
-arqsuite_packages := -e '.[arq,cli]' --group test --group arq-suite
+arqsuite_packages := -e '.[arq,cli]' --group servers --group arq-suite
 taskiq_packages := -e '.[taskiq,cli]' --group test --group taskiq
 lint_packages   := -e '.[celery,cli,metrics,taskiq]' --group lint
 

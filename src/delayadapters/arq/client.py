@@ -16,7 +16,7 @@ from arq.connections import create_pool as arq_create_pool
 from arq.constants import default_queue_name as arq_queue_name
 from arq.constants import expires_extra_ms as arq_expires_extra_ms
 from arq.jobs import Deserializer, JobDef, Serializer, deserialize_job, serialize_job
-from arq.utils import timestamp_ms, to_unix_ms
+from arq.utils import timestamp_ms, to_ms, to_unix_ms
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import RedisError
@@ -26,6 +26,7 @@ from ..errors import JobExists, OutcomeUnknown
 from ..jobs import Job as WaitingJob
 from ..jobs import State
 from ..redis.aio import AsyncDelayQueue, execute
+from ..redis import commands
 from ..redis.commands import Call, Extras
 from ..redis.connect import client_options
 from ..redis.verbs import Steps
@@ -227,7 +228,7 @@ class DelayArqRedis(ArqRedis):
         wait = Wait.of(_defer_until, _defer_by)
         payload = serialize_job(function, args, kwargs, _job_try, now, serializer=self.job_serializer)
         if wait is None and _if_exists == "keep":
-            score = to_unix_ms(_defer_until) if _defer_until is not None else now
+            score = to_unix_ms(_defer_until) if _defer_until is not None else now + min(0, to_ms(_defer_by) or 0)
             if not await self._enqueue_now(job_id, queue, score, payload, expires, named=_job_id is not None):
                 return None
         else:
@@ -258,6 +259,8 @@ class DelayArqRedis(ArqRedis):
         keys = self.delay_queue._verbs._of(job_id.encode())
         bound = one.bind(
             keys,
+            now="",
+            call=commands.token() if _repeats(self.connection_pool) else "",
             job=job_key_prefix + job_id,
             result=result_key_prefix + job_id,
             expires=EXPIRES_PREFIX + job_id,
@@ -448,6 +451,12 @@ class Wait:
         if time.time_ns() // 1000 + micros > LATEST_DUE:
             raise ValueError(f"_defer_by={by!r} would be due later than the year 2250")
         return cls(timedelta(microseconds=micros), None) if micros > 0 else None
+
+
+def _repeats(pool: Any) -> bool:
+    """Whether the client itself sends a command again when its answer was lost (redis-py 5: when told to)."""
+    options = pool.connection_kwargs
+    return bool(options.get("retry") or options.get("retry_on_timeout") or options.get("retry_on_error"))
 
 
 def _expires_ms(expires: Seconds | None) -> int | None:

@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 from arq.connections import log_redis_info
 from arq.utils import timestamp_ms
 from arq.worker import Worker
-from arq.worker import get_kwargs as arq_get_kwargs
 from redis.asyncio import Redis
 
 from ..errors import OutcomeUnknown, RedisFault
@@ -347,9 +346,8 @@ async def release_jobs(redis: DelayArqRedis) -> None:
 def get_kwargs(settings_cls: Any) -> dict[str, Any]:
     """What a ``WorkerSettings`` class (its own attributes, as arq has it) or a dict says about a worker."""
     own = settings_cls if isinstance(settings_cls, dict) else settings_cls.__dict__
-    kwargs: dict[str, Any] = dict(arq_get_kwargs(settings_cls))
-    ours = set(inspect.signature(DelayWorker).parameters) - {"kwargs"}
-    return {**kwargs, **{key: value for key, value in own.items() if key in ours}}
+    known = {*inspect.signature(Worker).parameters, *inspect.signature(DelayWorker).parameters} - {"kwargs"}
+    return {key: value for key, value in own.items() if key in known}
 
 
 def create_worker(settings_cls: Any, **kwargs: Any) -> DelayWorker:

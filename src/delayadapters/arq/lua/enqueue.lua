@@ -1,20 +1,17 @@
 -- Puts a job into arq's queue now, unless its id is taken: by a waiting, queued, running or finished job.
--- keys: due leased dead entries
--- args: job result expires queue channel id score payload ttl limit
--- include: entries byid
+-- keys: due leased dead entries calls calls_old
+-- args: now call job result expires queue channel id score payload ttl limit
+-- include: clock entries byid once
 -- job, result, expires: the keys of this id. ttl: of the payload, milliseconds. limit: '1' when _expires named it.
--- Returns 1, or 0 when the id is taken. Repeated (a lost answer), it finds its own job and answers 1 again.
-local there = redis.call('EXISTS', result) == 1
-if not there then
-  local found = redis.call('GET', job)
-  if found then
-    if found == payload and redis.call('ZSCORE', queue, id) == score then return 1 end
-    there = true
-  end
+-- call: a token when the client repeats commands whose answer was lost, else ''.
+-- Returns '1', or '0' when the id is taken.
+if call ~= '' then
+  local before = answered()
+  if before then return before end
 end
-if there then return 0 end
+if redis.call('EXISTS', job, result) > 0 then return '0' end
 for _, one in ipairs((entries_of(id))) do
-  if one.state ~= 'dead' then return 0 end
+  if one.state ~= 'dead' then return '0' end
 end
 redis.call('PSETEX', job, ttl, payload)
 redis.call('ZADD', queue, score, id)
@@ -24,4 +21,5 @@ if limit == '1' then
   redis.call('SET', expires, string.format('%.0f', ends), 'PX', ttl)
 end
 redis.pcall('PUBLISH', channel, '1')
-return 1
+if call ~= '' then answer('1', clock()) end
+return '1'
