@@ -231,6 +231,15 @@ def test_a_guard_ends_a_release_when_its_key_exists(queue, redis_client, broker)
     assert queue.get("a") is None
 
 
+@pytest.mark.parametrize(
+    "release", [[], (), "", [[]], [()], ["SET"], [b"SET"], [("SET", None)], [("SET", 1.5)], [("SET", {})]]
+)
+def test_a_release_that_is_none_is_refused(queue, redis_client, release):
+    with pytest.raises((TypeError, ValueError), match="release"):
+        queue.schedule(b"x", delay=0, release=release)
+    assert redis_client.dbsize() == 0
+
+
 # ------------------------------------------------------------------------------------------------------------ at fault
 
 

@@ -46,6 +46,7 @@ def pack(payload: bytes, meta: Mapping[str, str] | None, release: Sequence[Comma
 
     Raises:
         TypeError: meta or release hold something else than what their types say.
+        ValueError: release is empty.
     """
     if not meta and release is None:
         return _PLAIN, payload
@@ -57,6 +58,8 @@ def pack(payload: bytes, meta: Mapping[str, str] | None, release: Sequence[Comma
         flags |= _META
         parts.append(_section(dict(meta)))
     if release is not None:
+        if not release:
+            raise ValueError("release must name at least one command: an empty one would make the job vanish")
         flags |= _DIRECT
         parts.append(_section([_words(command) for command in release]))
     parts.append(payload)
