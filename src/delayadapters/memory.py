@@ -187,7 +187,10 @@ class MemoryDelayQueue:
 
         Before anything is stored, so that a producer cancelled here has stored nothing.
         """
-        if self._called is not None or (self._timer is not None and self._timer_at <= self._clock.now()):
+        if self._timer is not None and self._timer_at <= self._clock.now():
+            self._timer.cancel()
+            self._ring()
+        if self._called is not None:
             await asyncio.sleep(0)
             self._check_open()
 

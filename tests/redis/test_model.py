@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, note, settings
+from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -372,9 +371,12 @@ def seen(job: Any) -> tuple[Any, ...]:
     return job.id, job.due, job.payload, job.state, job.attempts, job.requeues, job.reason
 
 
-# Shrinking a failure takes minutes.
-pytestmark = pytest.mark.timeout(600)
-CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+RUNS = settings(
+    max_examples=250,
+    stateful_step_count=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes: add Phase.shrink to study a failure
+)
 
 
 def test_redis_agrees_with_the_model(redis_server: Any, queue_name: str) -> None:
@@ -390,7 +392,7 @@ def test_redis_agrees_with_the_model(redis_server: Any, queue_name: str) -> None
 
     run_state_machine_as_test(
         lambda: Machine(make, left, requeues_all=False),
-        settings=settings(max_examples=250, stateful_step_count=40, suppress_health_check=CHECKS),
+        settings=RUNS,
     )
 
 
@@ -403,5 +405,5 @@ def test_memory_agrees_with_the_model() -> None:
 
     run_state_machine_as_test(
         lambda: Machine(make, left, requeues_all=True),
-        settings=settings(max_examples=250, stateful_step_count=40, suppress_health_check=CHECKS),
+        settings=RUNS,
     )
