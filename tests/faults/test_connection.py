@@ -262,6 +262,33 @@ def test_a_subscription_that_is_cut_is_made_again(queue, release, admin, warm, n
     assert 0 <= done.lateness("job") < 0.6
 
 
+def test_a_subscription_that_is_silent_without_being_cut_is_made_again(queue, release, admin, warm):
+    """As when a router has forgotten the connection: nothing fails, and no message comes."""
+    done = Ledger()
+    running = release(done)
+    idle(running)
+
+    def subscribers():
+        return {one["id"] for one in admin.client_list() if int(one["sub"]) > 0}
+
+    before = wait_until(subscribers)
+    (shard,) = running._releaser._shards
+    tell, shard._tell = shard._tell, lambda message: None
+    for n in range(20):
+        queue.schedule(b"", id=f"{n}", delay=0.05)
+        wait_until(lambda n=n: running.stats.released == n + 1)
+        assert done.lateness(f"{n}") < 1.3
+        if (now := subscribers()) and not now & before:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("it never subscribed again")
+    shard._tell = tell
+    queue.schedule(b"", id="after", delay=0.05)
+    wait_until(lambda: "after" in done.ids)
+    assert 0 <= done.lateness("after") < 0.6
+
+
 # --------------------------------------------------------------------------------------------- hanging, killed, paused
 
 

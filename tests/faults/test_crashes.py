@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 
 import pytest
@@ -178,6 +179,32 @@ def test_redis_with_aof_always_is_killed_and_comes_back(start_redis, shell, tmp_
         finally:
             running.stop(10)
             process.close()
+
+
+def test_a_releaser_told_to_stop_while_redis_restarts_still_acks_what_it_has_published(start_redis, shell):
+    server: RedisServer = start_redis(aof="always")
+    published, go_on = threading.Event(), threading.Event()
+
+    def publish(batch):
+        published.set()
+        assert go_on.wait(20)
+
+    done = Ledger(publish)
+    running = Running(shell, server.url, "q", done, lease=10.0)
+    with DelayQueue.from_url(server.url, name="q", timeout=20) as queue:
+        queue.schedule_many(soon(10))
+        assert published.wait(10)
+        server.kill()
+        go_on.set()
+        stopping = threading.Thread(target=running.stop)
+        stopping.start()
+        time.sleep(1.2)
+        server.restart()
+        stopping.join(20)
+        assert not stopping.is_alive()
+        assert done.ids == ids(10)
+        assert running.stats.released == 10
+        assert queue.stats().leased == queue.stats().waiting == 0
 
 
 def test_a_client_killed_in_the_middle_of_schedule_many(queue, release, admin, name):

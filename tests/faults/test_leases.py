@@ -93,6 +93,35 @@ def test_a_hanging_publisher_is_taken_over_and_its_late_ack_refused(queue, relea
     assert queue.get("a").due == again.due
 
 
+def test_a_late_ack_does_not_take_the_job_from_who_publishes_it_now(queue, release):
+    hanging, asked, second, acked = (threading.Event() for _ in range(4))
+
+    def hang(batch):
+        asked.set()
+        assert hanging.wait(30)
+
+    def publish(batch):
+        second.set()
+        assert acked.wait(30)
+
+    late, rest = Ledger(hang), Ledger(publish)
+    owner = release(late, lease=0.5, patience=1.0)
+    queue.schedule_many(jobs("a", "b"))
+    assert asked.wait(5)
+    survivor = release(rest, lease=0.5)
+    try:
+        assert second.wait(8)
+        hanging.set()
+        wait_until(lambda: owner.stats.stale_acks == 2)
+        assert queue.stats().leased == 2
+        assert queue.cancel("a") is Outcome.IN_FLIGHT
+    finally:
+        hanging.set()
+        acked.set()
+    wait_until(lambda: survivor.stats.released == 2)
+    assert (owner.stats.released, survivor.stats.stale_acks) == (0, 0)
+
+
 def test_a_hanging_publisher_that_nobody_took_over_is_acked_in_the_end(queue, release):
     hanging = threading.Event()
 
