@@ -78,7 +78,8 @@ class Capture:
         if self._given is not None:
             return self._given
         if self._acquired is None:
-            self._acquired = self.app._acquire_producer(timeout=self.app.conf.broker_pool_acquire_timeout)
+            timeout = self.app.conf.get("broker_pool_acquire_timeout")  # new in Celery 5.7
+            self._acquired = self.app.producer_pool.acquire(block=True, timeout=timeout)
         return self._acquired
 
     @property

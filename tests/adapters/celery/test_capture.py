@@ -113,7 +113,7 @@ def test_every_way_to_send_passes_through(app: Celery) -> None:
     note.s(1).apply_async(countdown=60)
     group(note.s(1), note.s(2)).apply_async(countdown=60)
     chain(note.s(1), note.s(2)).apply_async(countdown=60)
-    chord([note.s(1), note.s(2)], app.tasks["total"].s()).apply_async(countdown=60)
+    chord([note.s(1).set(countdown=60), note.s(2).set(countdown=60)], app.tasks["total"].s()).apply_async()
     note.s(1).set(countdown=60).delay()
     assert len(waiting(app)) == 9
 
@@ -413,3 +413,12 @@ def test_local_timezones_change_nothing(redis_broker: Any, make_app: Callable[..
     app.tasks["note"].apply_async(eta=datetime.now(LocalTimezone()) + timedelta(seconds=60))
     for job in waiting(app):
         assert abs(job.due / 1e6 - time.time() - 60) < 5
+
+
+def test_the_rpc_backend_still_declares_its_reply_queue(rabbit_broker: Any, make_app: Callable[..., Celery]) -> None:
+    app = make_app(rabbit_broker.conf | {"result_backend": "rpc://"})
+    app.tasks["note"].apply_async(countdown=60)
+    [job] = waiting(app)
+    reply_to = Message.unpack(job.payload).properties["reply_to"]
+    with app.connection_for_write() as connection, connection.channel() as channel:
+        assert channel.queue_declare(reply_to, passive=True).queue == reply_to

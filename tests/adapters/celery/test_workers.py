@@ -59,7 +59,8 @@ def test_every_kind_of_delay_runs_on_time(
     app.send_task("note", ("by name",), countdown=0.5)
     chain(note.s("chain 1"), note.si("chain 2").set(countdown=0.5)).apply_async()
     group(note.s("group 1"), note.s("group 2")).apply_async(countdown=0.5)
-    chord([note.s(1), note.s(2)], app.tasks["total"].s()).apply_async(countdown=0.5)
+    later = {"countdown": 0.5}
+    chord([note.s(1).set(**later), note.s(2).set(**later)], app.tasks["total"].s()).apply_async()
     app.tasks["again"].apply_async((2, 0.3))
     app.tasks["auto"].apply_async((1,))
 
