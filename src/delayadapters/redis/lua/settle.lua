@@ -34,7 +34,7 @@ for i = 1, #list, 4 do
         local when = due_of(record)
         if verb == 'retry' then
           local state = state_of(record)
-          when = at + pause
+          when = math.max(when, at + pause)
           redis.call('HSET', entries, field_of(entry), with_state(record, { state[1] + 1, state[2], reason, state[4] }))
         end
         redis.call('ZADD', due, num(when), entry)
