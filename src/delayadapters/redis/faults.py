@@ -35,7 +35,8 @@ def translate(error: BaseException, what: str, keys: Sequence[bytes], *, maybe_d
     """What to raise from ``error``. ``what``: the operation; ``maybe_done``: an attempt may have been carried out."""
     text = str(error) or type(error).__name__
     where = f"{what} (keys {b' '.join(keys[:2]).decode(errors='replace')} …)" if keys else what
-    if isinstance(error, rx.AuthenticationError):
+    # "unauthenticated multibulk length": what Redis says to a long command before a password.
+    if isinstance(error, rx.AuthenticationError) or "NOAUTH" in text or "unauthenticated" in text:
         return errors.PermissionDenied(f"{where}: {text}; check the user and password in the Redis URL")
     if isinstance(error, rx.BusyLoadingError):
         return errors.RedisUnavailable(f"{where}: Redis is loading its data; try again when it has ({text})")
