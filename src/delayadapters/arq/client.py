@@ -25,8 +25,8 @@ from ..due import LATEST_DUE, seconds_to_micros, to_micros
 from ..errors import JobExists, OutcomeUnknown
 from ..jobs import Job as WaitingJob
 from ..jobs import State
-from ..redis.aio import AsyncDelayQueue, execute
 from ..redis import commands
+from ..redis.aio import AsyncDelayQueue, execute
 from ..redis.commands import Call, Extras
 from ..redis.connect import client_options
 from ..redis.verbs import Steps
