@@ -1,7 +1,7 @@
 -- One turn of a release loop: acks what it published, re-queues expired leases, then claims what is due.
 -- keys: due leased dead entries watch loops released released_old
 -- args: now owner call about length limit max_bytes watch_ms help retry_base retry_cap max_attempts wake fence acks...
--- include: clock entries fetch lease released settle direct wake
+-- include: clock entries fetch lease released settle recipe direct wake
 -- owner, call: who asks, and a number that is repeated when the same request is: its batch is then answered again.
 -- about: what to show of this loop. length: of the lease, microseconds. limit, max_bytes: of a batch.
 -- watch_ms: > 0 to take or renew the watch. help: '1' to call others when due work is left to publish.
@@ -48,7 +48,7 @@ if last_call == call then
 else
   if #ARGV >= acks_at then
     local list = {}
-    for i = acks_at, #ARGV do list[#list + 1] = ARGV[i] end
+    for i = acks_at, #ARGV do list[i - acks_at + 1] = ARGV[i] end
     acked = ack_all(list, tonumber(fence))
     worked = true
   end
@@ -84,28 +84,26 @@ else
     local pushes, pushed_records = {}, {}
     for i = 1, #ready do
       local record = got[i]
+      local bits = record and readable(record)
       if not record then
         notes[#notes + 1] = { id_of(ready[i]), 'dropped', 'no record' }
-      elseif not readable(record) then
+      elseif not bits then
         bury(ready[i], record, at, 'unreadable record')
         notes[#notes + 1] = { id_of(ready[i]), 'dead', 'unreadable record' }
-      elseif flag(record, DIRECT) then
-        pushes[#pushes + 1] = ready[i]
-        pushed_records[#pushed_records + 1] = record
-        local late = at - due_of(record)
-        if late > latest then latest = late end
+      elseif bits % (2 * DIRECT) >= DIRECT then
+        local n = #pushes + 1
+        pushes[n], pushed_records[n] = ready[i], record
+        -- In due order, the first is the latest; only after a retry is a job's due time before its place.
+        if n == 1 or bits % 2 == 1 then latest = math.max(latest, at - due_of(record)) end
       else
-        taken[#taken + 1] = ready[i]
-        records[#records + 1] = record
+        local n = #taken + 1
+        taken[n], records[n] = ready[i], record
       end
     end
     if #pushes > 0 then
       local done, failed = run_direct(pushes, pushed_records, at)
       direct = #done
-      forget(done)
-      local ids = {}
-      for i = 1, #done do ids[i] = id_of(done[i]) end
-      note_released(ids)
+      note_released(forget(done))
       for _, one in ipairs(failed) do
         local job, reason = one[1], one[2]
         local full = string.sub(reason, 1, 3) == 'OOM' or string.find(reason, ' OOM ', 1, true)

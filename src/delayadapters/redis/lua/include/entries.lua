@@ -5,19 +5,21 @@
 -- Record: flags(1) number(6) due(7), then, as flagged, sections of <4-byte length><bytes>: state, meta, commands; then
 -- the payload. state is msgpack {attempts, requeues, reason, commands done}.
 local STATE, META, DIRECT, RAW, VERSION = 1, 2, 4, 8, 16
+-- What runs once a job and script is worth a local: a claim's time is a hundred times that of these few lines.
+local byte, sub = string.byte, string.sub
 
-local function further(entry) return (string.byte(entry, 6) or 0) % 2 == 1 end
-local function id_of(entry) return string.sub(entry, 7) end
+local function further(entry) return (byte(entry, 6) or 0) % 2 == 1 end
+local function id_of(entry) return sub(entry, 7) end
 local function field_of(entry)
-  if further(entry) then return '\254' .. entry end
-  return string.sub(entry, 7)
+  if (byte(entry, 6) or 0) % 2 == 1 then return '\254' .. entry end
+  return sub(entry, 7)
 end
 local function fields_of(list)
   local out = {}
   for i = 1, #list do out[i] = field_of(list[i]) end
   return out
 end
-local function flag(record, bit) return math.floor(string.byte(record, 1) / bit) % 2 == 1 end
+local function flag(record, bit) return byte(record, 1) % (2 * bit) >= bit end
 local function due_of(record) return (struct.unpack('>I7', record, 8)) end
 local function with_due(record, due)
   return string.sub(record, 1, 7) .. struct.pack('>I7', due) .. string.sub(record, 15)
@@ -27,13 +29,14 @@ local function state_of(record)
   local packed, after = struct.unpack('>I4c0', record, 15)
   return cmsgpack.unpack(packed), after
 end
--- Whether the functions here can work with a record: none of them raises for one that passes.
+-- Whether the functions here can work with a record: none of them raises for one that passes. If so, its flags.
 local function readable(record)
-  if #record < 14 or math.floor(string.byte(record, 1) / 16) ~= 1 then return false end
-  if not flag(record, STATE) then return true end
+  local bits = #record >= 14 and byte(record, 1) or 0
+  if bits < VERSION or bits >= 2 * VERSION then return false end
+  if bits % 2 == 0 then return bits end
   local ok, state = pcall(state_of, record)
   return ok and type(state) == 'table' and type(state[1]) == 'number' and type(state[2]) == 'number'
-    and type(state[3]) == 'string' and type(state[4]) == 'number'
+    and type(state[3]) == 'string' and type(state[4]) == 'number' and bits
 end
 local function with_state(record, state)
   local _, after = state_of(record)
@@ -50,19 +53,23 @@ end
 local function wrapped(entry, record, at, reason)
   return with_state(string.char(VERSION + RAW) .. string.sub(entry .. '\0\0\0\0\0\0', 1, 6) .. struct.pack('>I7', at) .. record, { 0, 0, reason, 0 })
 end
--- Forgets the records of entries that have left every zset.
+-- Forgets the records of entries that have left every zset; answers their ids.
 local function forget(list)
-  local fields, gone = fields_of(list), {}
+  local fields, ids, gone = {}, {}, {}
+  for i = 1, #list do
+    local entry = list[i]
+    local id = sub(entry, 7)
+    ids[i], fields[i] = id, id
+    if further(entry) then
+      local key = '\255' .. id
+      fields[i] = '\254' .. entry
+      gone[key] = gone[key] or {}
+      gone[key][sub(entry, 1, 6)] = true
+    end
+  end
   -- unpack overflows past about 7,000 arguments, and an id may have more entries than that.
   for from = 1, #fields, 1000 do
     redis.call('HDEL', entries, unpack(fields, from, math.min(from + 999, #fields)))
-  end
-  for i = 1, #list do
-    if further(list[i]) then
-      local key = '\255' .. id_of(list[i])
-      gone[key] = gone[key] or {}
-      gone[key][string.sub(list[i], 1, 6)] = true
-    end
   end
   for key, those in pairs(gone) do
     local numbers, left = redis.call('HGET', entries, key) or '', {}
@@ -72,4 +79,5 @@ local function forget(list)
     end
     if #left == 0 then redis.call('HDEL', entries, key) else redis.call('HSET', entries, key, table.concat(left)) end
   end
+  return ids
 end

@@ -5,18 +5,19 @@ local function new_deadline(at, length)
   return deadline
 end
 local function lease_all(list, deadline)
-  local pairs_ = {}
+  local pairs_, score = {}, num(deadline)
   for i = 1, #list do
-    pairs_[2 * i - 1] = num(deadline)
+    pairs_[2 * i - 1] = score
     pairs_[2 * i] = list[i]
   end
   redis.call('ZADD', leased, unpack(pairs_))
 end
 -- Of `list`, those still leased until exactly `fence`.
 local function still_held(list, fence)
-  local scores, held = redis.call('ZMSCORE', leased, unpack(list)), {}
+  local scores, held, written = redis.call('ZMSCORE', leased, unpack(list)), {}, num(fence)
   for i = 1, #list do
-    if scores[i] and tonumber(scores[i]) == fence then held[#held + 1] = list[i] end
+    local score = scores[i]
+    if score and (score == written or tonumber(score) == fence) then held[#held + 1] = list[i] end
   end
   return held
 end

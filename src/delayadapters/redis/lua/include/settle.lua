@@ -4,10 +4,7 @@ local function ack_all(list, fence)
   local held = still_held(list, fence)
   if #held > 0 then
     redis.call('ZREM', leased, unpack(held))
-    forget(held)
-    local ids = {}
-    for i = 1, #held do ids[i] = id_of(held[i]) end
-    note_released(ids)
+    note_released(forget(held))
   end
   return #held
 end

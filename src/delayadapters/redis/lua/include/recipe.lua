@@ -1,0 +1,61 @@
+-- The commands of a direct release in a record: reading them, and filling in what they leave open. Needs: clock, entries.
+local UNLESS_EXISTS = 4
+local FILL = {
+  [0] = function(job) return job.payload end,
+  [1] = function(job) return num(math.floor(job.due / 1000)) end,
+  [2] = function(job) return num(math.floor(job.at / 1000)) end,
+  [3] = function(job)
+    job.salt = (job.salt or 0) + 1
+    return string.sub(redis.sha1hex(job.entry .. num(job.at) .. ':' .. job.salt), 1, 32)
+  end,
+  [5] = function(job) return id_of(job.entry) end,
+}
+local function fill(word, job)
+  if type(word) == 'number' then return FILL[word](job) end
+  if type(word) ~= 'table' then return word end
+  local parts = {}
+  for i = 1, #word do parts[i] = fill(word[i], job) end
+  return table.concat(parts)
+end
+-- The commands still to run, filled in. Raises for a section that is not one of commands.
+local function read_job(entry, record, at)
+  local state, after = state_of(record)
+  local _, packed
+  if flag(record, META) then _, after = struct.unpack('>I4c0', record, after) end
+  packed, after = struct.unpack('>I4c0', record, after)
+  local commands = cmsgpack.unpack(packed)
+  local job = {
+    entry = entry, record = record, at = at, due = due_of(record), state = state,
+    count = #commands, todo = {}, payload = string.sub(record, after),
+  }
+  for k = state[4] + 1, #commands do
+    local words = {}
+    for i, word in ipairs(commands[k]) do
+      words[i] = i == 1 and word == UNLESS_EXISTS and word or fill(word, job)
+    end
+    job.todo[#job.todo + 1] = words
+  end
+  return job
+end
+-- Mostly a record is one push of its payload to a list, and those before and after it have the same: read once a run.
+-- Answers a function of a record: the command (nil: it is another one, or begun), and the payload.
+local function push_reader()
+  local like, section, stop, push
+  return function(record)
+    local bits = byte(record)
+    if bits ~= like or sub(record, 15, stop) ~= section then
+      like, push = nil, nil
+      if bits % 2 == 1 then return nil end
+      local after, packed = 15
+      if flag(record, META) then after = after + 4 + struct.unpack('>I4', record, after) end
+      packed, after = struct.unpack('>I4c0', record, after)
+      local commands = cmsgpack.unpack(packed)
+      local only = #commands == 1 and commands[1]
+      if only and #only == 3 and (only[1] == 'LPUSH' or only[1] == 'RPUSH') and type(only[2]) == 'string'
+        and only[3] == 0 then push = only end
+      like, stop = bits, after - 1
+      section = sub(record, 15, stop)
+    end
+    return push, push and sub(record, stop + 1)
+  end
+end
