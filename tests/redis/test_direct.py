@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
+from datetime import timedelta
 
 import pytest
 
@@ -565,3 +567,65 @@ def test_a_repeated_claim_is_no_larger_than_the_first(queue, redis_client):
     second = send(redis_client, call)
     assert len(first.claims) == len(second.claims) == 1
     assert dataclasses.astuple(first.claims[0]) == dataclasses.astuple(second.claims[0])
+
+
+# ----------------------------------------------------------------------------------------------- against a plain model
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_mixture_does_what_its_commands_say_one_by_one(queue, clock, redis_client, broker, seed):
+    """Runs are merged, and what neighbours share is read once; neither may show."""
+    pick = random.Random(seed)
+    expected = {}
+    jobs = []
+    stop = broker + "stop"
+    redis_client.set(stop, "")
+    for n in range(pick.randint(1, 120)):
+        payload = pick.choice([b"%d" % n, b"", b"\x00\xff%d" % n, b"same"])
+        due = clock() + 1_000_000 + n
+        release, ended = [], False
+        for _ in range(pick.choice([1, 1, 1, 1, 2, 3])):
+            key, verb = broker + pick.choice("ab"), pick.choice(["LPUSH", "RPUSH", "RPUSH"])
+            values = {
+                b"literal": "literal",
+                payload: Payload.BYTES,
+                b"%d" % (due // 1000): Payload.DUE_MS,
+                b"<" + payload + b">": ["<", Payload.BYTES, ">"],
+                b"id-%d" % n: Payload.ID,
+            }
+            value = pick.choice([payload, payload, payload, *values])
+            if pick.random() < 0.1:
+                there = pick.random() < 0.5
+                release.append((Payload.UNLESS_EXISTS, stop if there else broker + "nothing"))
+                ended = ended or there
+            release.append((verb, key, values[value]))
+            if not ended:
+                before = expected.setdefault(key, [])
+                before.insert(0 if verb == "LPUSH" else len(before), value)
+        meta = pick.choice([None, None, {"task": "a"}, {"task": "b"}, {"task": "a", "n": str(n)}])
+        jobs.append(NewJob(payload, timedelta(microseconds=1_000_000 + n), id=f"id-{n}", meta=meta, release=release))
+    queue.schedule_many(jobs)
+    clock.advance(2)
+    released = 0
+    while released < len(jobs):
+        got = turn(queue, redis_client, limit=pick.choice([1, 7, 50, 1000]))
+        assert got.notes == ()
+        assert got.direct > 0
+        released += got.direct
+    for key in (broker + "a", broker + "b"):
+        assert content(redis_client, key) == expected.get(key)
+    assert (queue.stats().waiting, queue.stats().leased, queue.stats().dead) == (0, 0, 0)
+
+
+def test_a_retry_among_fresh_ones_with_the_same_command(queue, clock, redis_client, broker):
+    key = broker + "q"
+    redis_client.set(key, "in the way")
+    queue.schedule_many([NewJob(b"%d" % n, n, id=f"j{n}", release=push(key, verb="RPUSH")) for n in range(3)])
+    for _ in range(2):
+        turn(queue, redis_client, retry_base=500_000)
+        clock.advance(1)
+    redis_client.delete(key)
+    clock.advance(10)
+    queue.schedule_many([NewJob(b"%d" % n, 0, id=f"j{n}", release=push(key, verb="RPUSH")) for n in range(3, 6)])
+    assert turn(queue, redis_client).direct == 6
+    assert sorted(content(redis_client, key)) == [b"%d" % n for n in range(6)]
