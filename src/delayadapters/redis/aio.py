@@ -156,7 +156,7 @@ class AsyncDelayQueue:
         return await self._run(self._verbs.schedule(payload, delay, at, id, meta, if_exists, release))
 
     async def schedule_many(self, items: Iterable[NewJob], *, if_exists: IfExists = "error") -> list[Job]:
-        """Stores many jobs, up to 500 (or about 1 MiB) a round trip; each round trip stores all of its jobs or none."""
+        """Stores many jobs, up to 200 (or about 1 MiB) a round trip; each round trip stores all of its jobs or none."""
         return await self._run(self._verbs.schedule_many(items, if_exists))
 
     async def cancel(self, id: str) -> Outcome:

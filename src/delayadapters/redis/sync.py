@@ -185,7 +185,7 @@ class DelayQueue:
         return self._run(self._verbs.schedule(payload, delay, at, id, meta, if_exists, release))
 
     def schedule_many(self, items: Iterable[NewJob], *, if_exists: IfExists = "error") -> list[Job]:
-        """Stores many jobs, up to 500 (or about 1 MiB) a round trip; answers them in the given order.
+        """Stores many jobs, up to 200 (or about 1 MiB) a round trip; answers them in the given order.
 
         All arguments are checked before anything is stored. Each round trip stores all of its jobs or none; with
         several, JobExists or a RedisFault can come after earlier ones were stored.

@@ -26,7 +26,8 @@ __all__ = ["Steps", "Verbs"]
 T = TypeVar("T")
 Steps: TypeAlias = Generator["Call[Any] | Plain[Any]", Any, T]
 
-CHUNK_JOBS: Final = 500
+CHUNK_JOBS: Final = 200
+"""A script of so many holds Redis for about a millisecond."""
 CHUNK_BYTES: Final = 1 << 20
 _MODES: Final = ("error", "keep", "replace", "add")
 
