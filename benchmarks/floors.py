@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import time
@@ -55,7 +56,5 @@ class HeapQueue:
                 if wait <= 0:
                     return heapq.heappop(self._heap)
             self._put.clear()
-            try:
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
                 await asyncio.wait_for(self._put.wait(), wait)
-            except (asyncio.TimeoutError, TimeoutError):
-                pass

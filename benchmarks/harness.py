@@ -232,7 +232,7 @@ def fill_bare(client: redis.Redis, zset: str, table: str | None, count: int, sco
         pipe = client.pipeline(transaction=False)
         pipe.zadd(zset, {id: score() for id in ids})
         if table is not None:
-            pipe.hset(table, mapping={id: PAYLOAD for id in ids})
+            pipe.hset(table, mapping=dict.fromkeys(ids, PAYLOAD))
         pipe.execute()
 
 
