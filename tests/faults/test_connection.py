@@ -98,8 +98,8 @@ def test_a_settlement_that_was_lost_happens_once(queue, release, proxy, warm, lo
 @pytest.mark.parametrize("lost", ["request", "reply"])
 def test_a_renewal_that_was_lost_is_repeated_and_the_ack_is_not_refused(queue, release, proxy, warm, lost):
     cut = (proxy.cut_reply_after if lost == "reply" else proxy.cut_request)(calls("renew"))
-    done = Ledger(lambda batch: time.sleep(1.2))
-    running = release(done, url=proxy.url, lease=0.9)
+    done = Ledger(lambda batch: time.sleep(1.7))
+    running = release(done, url=proxy.url, lease=1.5)
     queue.schedule_many([NewJob(b"", delay=0, id=f"{n}") for n in range(5)])
     cut.wait()
     wait_until(lambda: running.stats.released == 5)

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from delayadapters import DelayQueue, NewJob
+from delayadapters.redis.verbs import CHUNK_JOBS
 from delaytests import RedisServer, wait_until
 from delaytests.releasers import FileLedger, Ledger, ReleasingProcess, Running, run_module
 
@@ -223,7 +224,7 @@ def test_a_client_killed_in_the_middle_of_schedule_many(queue, release, admin, n
                 stream.close()
     stored = queue.stats().waiting
     assert 2000 <= stored < 100_000, "it was not killed in the middle"
-    assert stored % 500 == 0  # each round trip's 500 wholly, or not at all
+    assert stored % CHUNK_JOBS == 0  # each round trip's chunk wholly, or not at all
     page, cursor = queue.jobs(limit=1000), None
     seen: list[str] = []
     while True:

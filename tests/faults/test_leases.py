@@ -21,13 +21,13 @@ def jobs(*ids, delay=0.0):
 
 
 def test_a_slow_publisher_keeps_its_leases(queue, release):
-    slow = Ledger(lambda batch: time.sleep(2.0))
+    slow = Ledger(lambda batch: time.sleep(2.5))
     other = Ledger()
-    owner = release(slow, lease=0.6)
+    owner = release(slow, lease=1.0)
     wait_until(lambda: owner.stats.claims >= 1)
     queue.schedule_many(jobs("a", "b", "c"))
     wait_until(lambda: queue.stats().leased == 3)
-    bystander = release(other, lease=0.6)
+    bystander = release(other, lease=1.0)
     wait_until(lambda: owner.stats.released == 3)
     assert slow.ids == ["a", "b", "c"]
     assert len(other) == 0
@@ -35,12 +35,12 @@ def test_a_slow_publisher_keeps_its_leases(queue, release):
 
 
 def test_a_publisher_that_sends_one_by_one_and_asks_each_time_keeps_its_leases(queue, spawn, release, ledger):
-    spawn(each=0.15, lease=0.5)
+    spawn(each=0.25, lease=1.0)
     time.sleep(0.3)
     queue.schedule_many(jobs(*"abcdefgh"))
     wait_until(lambda: queue.stats().leased == 8)
     other = Ledger()
-    release(other, lease=0.5)
+    release(other, lease=1.0)
     wait_until(lambda: len(ledger) == 8)
     wait_until(lambda: queue.stats().leased == 0)
     assert ledger.ids == list("abcdefgh")
@@ -53,14 +53,14 @@ def test_jobs_tried_alone_keep_their_leases(queue, release):
     def publish(batch):
         if len(batch) > 1:
             raise ValueError("one of them is bad")
-        time.sleep(0.15)
+        time.sleep(0.25)
 
     done, other = Ledger(publish), Ledger()
-    owner = release(done, lease=0.6)
+    owner = release(done, lease=1.0)
     wait_until(lambda: owner.stats.claims >= 1)
     queue.schedule_many(jobs(*"abcdefgh"))
     wait_until(lambda: queue.stats().leased == 8)
-    bystander = release(other, lease=0.6)
+    bystander = release(other, lease=1.0)
     wait_until(lambda: queue.stats().leased == queue.stats().waiting == 0)
     assert done.ids == list("abcdefgh")
     assert len(other) == 0

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from delayadapters import DelayQueue, NewJob
+from delayadapters.redis.verbs import CHUNK_JOBS
 from delaytests import count_commands, count_messages, wait_until
 from delaytests.releasers import SHELLS, Ledger, Running
 
@@ -52,9 +53,9 @@ def test_later_jobs_wake_nobody(queue, release, admin, name):
     assert len(done) == 0
 
 
-def test_each_new_earliest_job_says_so_once_however_many_come_in_one_call(queue, admin, name):
+def test_a_new_earliest_job_is_told_of_once_however_many_come_in_one_round_trip(queue, admin, name):
     with count_messages(admin, f"{{{name}:*}}:wake") as heard:
-        queue.schedule_many([NewJob(b"", delay=100 - n / 100, id=f"{n}") for n in range(500)])
+        queue.schedule_many([NewJob(b"", delay=100 - n / 100, id=f"{n}") for n in range(CHUNK_JOBS)])
         assert len(heard) == 1
 
 

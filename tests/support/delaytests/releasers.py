@@ -237,7 +237,7 @@ class ReleasingProcess:
     Args:
         pause: where it pauses once, says so, and waits for :meth:`go`: ``"claimed"`` (before it publishes), ``"half"``
             (of the batch is published), ``"published"`` (before the ack) or ``"acked"``.
-        check: whether the publisher calls ``ensure_held`` before each job.
+        check: whether the publisher asks ``held`` before each job.
         each: seconds that publishing one job takes.
         brief: write one byte a job, and nothing else.
         settings: the releaser's.

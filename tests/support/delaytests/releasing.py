@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from delayadapters import AsyncDelayQueue, AsyncReleaser, DelayQueue, Releaser
+from delayadapters import AsyncDelayQueue, AsyncReleaser, DelayQueue, Published, Releaser
 from delayadapters.release.loop import ReleaseLoop
 
 
@@ -39,30 +39,31 @@ class Publisher:
             say("paused", at=where)
             sys.stdin.readline()
 
-    def publish(self, batch: Any) -> None:
+    def publish(self, batch: Any) -> Published | None:
         if self._brief:
             os.write(self._file, b"." * len(batch))
-            return
+            return None
         self.pause("claimed")
         for number, claim in enumerate(batch):
             if number == len(batch) // 2:
                 self.pause("half")
-            if self._check:
-                batch.ensure_held()
+            if self._check and not batch.held():
+                return Published(unpublished=[left.entry for left in batch[number:]])
             if self._each:
                 time.sleep(self._each)
             now = time.time()
             row = (claim.id, claim.entry.hex(), now, now - claim.due / 1e6, claim.requeues, claim.attempts, os.getpid())
             os.write(self._file, (json.dumps(row) + "\n").encode())
         self.pause("published")
+        return None
 
 
 class AsyncPublisher:
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
-    async def publish(self, batch: Any) -> None:
-        await asyncio.to_thread(self._publisher.publish, batch)
+    async def publish(self, batch: Any) -> Published | None:
+        return await asyncio.to_thread(self._publisher.publish, batch)
 
 
 def pause_after_ack(publisher: Publisher) -> None:
