@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import ImproperlyConfigured
 
 from delayadapters import Batch, Published, Releaser
+from delayadapters.celery import hosting
 from delayadapters.celery.hosting import ReleaseStep
 from delayadapters.celery.message import DUE_HEADER
 from delayadapters.celery.publisher import CeleryPublisher
@@ -132,6 +134,27 @@ def test_a_killed_workers_tasks_wait_for_the_next_one(
     runs = ran(executions, 100)
     assert Counter(run.id for run in runs) == Counter(dict.fromkeys(ids, 1))
     assert all(run.at >= due(run) for run in runs)
+
+
+def test_a_release_process_that_never_comes_up_is_replaced(
+    app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it was forked while some thread held a lock that it needs."""
+    started = tmp_path / "started"
+
+    def hang(*_: Any) -> None:
+        with started.open("a") as file:
+            file.write("x")
+        signal.pause()
+
+    monkeypatch.setattr(hosting, "_child", hang)
+    monkeypatch.setattr(hosting, "_START_TIMEOUT", 0.2)
+    process = hosting.ReleaseProcess(app, "host")
+    process.start()
+    try:
+        wait_until(lambda: started.exists() and len(started.read_text()) >= 2)
+    finally:
+        process.terminate()
 
 
 def release_process(running: Any) -> int:
