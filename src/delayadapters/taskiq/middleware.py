@@ -16,7 +16,7 @@ import hashlib
 import json
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -25,11 +25,11 @@ from taskiq import AsyncBroker, AsyncTaskiqTask, BrokerMessage, TaskiqMessage, T
 from taskiq.middlewares import SmartRetryMiddleware
 from taskiq.scheduler.created_schedule import CreatedSchedule
 
-from ..jobs import IfExists, NewJob, Outcome
+from ..jobs import Command, IfExists, NewJob, Outcome
 from ..redis.aio import AsyncDelayQueue
 from ..redis.commands import NO_EXTRAS, Extras
 from ..release.aio import AsyncReleaser
-from ..release.settings import ReleaserStats
+from ..release.settings import ReleaserStats, ReleaseSettings
 from . import brokers
 from .errors import BrokerNotStarted, TaskCancelled
 from .gather import Gatherer
@@ -131,6 +131,7 @@ class DelayMiddleware(TaskiqMiddleware):
         self._direct = direct
         self._policy: DecoratorDelay = decorator_delay
         self._releaser_options: dict[str, Any] = {"lease": lease, "max_attempts": max_attempts}
+        ReleaseSettings(**self._releaser_options)
         self._down = broker_down
         self._native_kick: Callable[[BrokerMessage], Awaitable[None]]
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Gatherer] = weakref.WeakKeyDictionary()
@@ -159,9 +160,8 @@ class DelayMiddleware(TaskiqMiddleware):
         if any(isinstance(other, DelayMiddleware) for other in broker.middlewares):
             raise RuntimeError(f"{type(broker).__name__} has a DelayMiddleware already; one is enough")
         brokers.refuse(broker, embed_in_client=self._embed_in_client)
-        if self._url is None:
-            brokers.own_queue(broker, "probe", 1, self._timeout, self._options)
         super().set_broker(broker)
+        self._make_queue()  # a bad argument shows itself here, not at the first delayed task
         self._native_kick = broker.kick
         startup, shutdown, listen = broker.startup, broker.shutdown, broker.listen
 
@@ -337,9 +337,7 @@ class DelayMiddleware(TaskiqMiddleware):
             meta["queue"] = queue_name
         if job_id != message.task_id:
             meta[ID] = message.task_id
-        release = None
-        if self._direct and brokers.same_server(self.broker, gatherer.queue):
-            release = brokers.direct_commands(self.broker, message.labels)
+        release = self._moves_directly(gatherer.queue, message.labels)
         if release is None:
             meta[LABELS] = json.dumps(message.labels, default=str)
         extras = special.extras if special is not None else NO_EXTRAS
@@ -356,6 +354,12 @@ class DelayMiddleware(TaskiqMiddleware):
             release=release,
         )
         await gatherer.schedule(job, special.if_exists if special is not None else "add", extras)
+
+    def _moves_directly(self, queue: AsyncDelayQueue, labels: Mapping[str, Any]) -> Sequence[Command] | None:
+        """The commands of a direct release; None: it must be a leased one."""
+        if not self._direct or not brokers.same_server(self.broker, queue):
+            return None
+        return brokers.direct_commands(self.broker, labels)
 
     def _call_of(self, message: BrokerMessage) -> str:
         """The same for the same task with the same arguments; trace headers and the like do not count."""
@@ -418,7 +422,10 @@ class DelayMiddleware(TaskiqMiddleware):
             return
         queue = self.queue
         publisher = TaskiqPublisher(self.broker, self._native_kick, self._down)
-        self._releaser = AsyncReleaser(queue, publisher, **self._releaser_options)
+        options = dict(self._releaser_options)
+        if not self._moves_directly(queue, {}):
+            options["batch"] = publisher.batch
+        self._releaser = AsyncReleaser(queue, publisher, **options)
         await self._releaser.start()
         log.info("delay release: queue %r, %s", queue.name, type(self.broker).__name__)
 

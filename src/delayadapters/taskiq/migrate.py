@@ -23,7 +23,8 @@ __all__ = ["Migrated", "migrate_schedules"]
 @dataclass(slots=True)
 class Migrated:
     """Schedule ids. ``moved``: they wait in the delay queue now. ``taken``: gone meanwhile (sent, unscheduled, or moved
-    by another). ``unclear``: an earlier move between two servers was interrupted; see :func:`migrate_schedules`."""
+    by another). ``unclear``: a move between two servers was interrupted, or is under way; see
+    :func:`migrate_schedules`."""
 
     moved: list[str] = field(default_factory=list)
     taken: list[str] = field(default_factory=list)
@@ -55,8 +56,8 @@ async def migrate_schedules(old: Any, new: DelayScheduleSource) -> Migrated:
     if not together:
         async for key, id in _keys(client, f"{old._prefix}:moving:"):
             if await queue.get(id) is not None:
-                await client.delete(key)
-                out.moved.append(id)
+                if await client.delete(key):
+                    out.moved.append(id)
             else:
                 out.unclear.append(id)
     async for key, id in _keys(client, f"{old._prefix}:data:"):
@@ -117,5 +118,4 @@ async def _across(
         await client.renamenx(aside, key)
         await client.rpush(old._get_time_key(schedule.time), schedule.schedule_id)
         raise
-    await client.delete(aside)
-    return True
+    return bool(await client.delete(aside))

@@ -26,8 +26,10 @@ LABELS: Final = "labels"
 """Meta: the labels a broker's ``kick`` looks at, JSON."""
 KICK_TIMEOUT: Final = 10.0
 """Seconds after which a broker that does not answer is down. aio-pika waits for its connection to come back."""
-_IN_FLIGHT: Final = 100
+_IN_FLIGHT: Final = 50
 """Confirmations awaited at once, where sending keeps its order (one AMQP channel)."""
+_BATCH: Final = 25
+"""Claimed at once, else. What a killed process had sent of its batch is sent again, so it is small."""
 
 
 def message_of(claim: Claim) -> BrokerMessage:
@@ -66,6 +68,8 @@ class TaskiqPublisher:
         self._kick = kick
         self._down = down
         self._at_once = _IN_FLIGHT if kind_of(broker) == "rabbitmq" else 1
+        self.batch = max(_BATCH, self._at_once)
+        """How many to claim at once."""
         self._running: set[asyncio.Task[None]] = set()
 
     async def publish(self, claims: Batch) -> Published:

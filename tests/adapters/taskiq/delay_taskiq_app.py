@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import signal
 import time
 
-import redis
 import redis.asyncio
 import taskiq_redis
-from taskiq import TaskiqScheduler
+from taskiq import TaskiqMessage, TaskiqMiddleware, TaskiqResult, TaskiqScheduler
 from taskiq.middlewares import SmartRetryMiddleware
 from taskiq.schedule_sources import LabelScheduleSource
 
@@ -53,9 +52,17 @@ async def note(number: int, due: float = 0.0) -> float:
     return late
 
 
-@broker.task(task_name="fail", retry_on_error=True, max_retries=3)
-async def fail(number: int) -> None:
-    await ledger.rpush("failed", f"{number} {time.time():.3f}")
-    if os.environ.get("HANG_AFTER_FAIL"):
-        asyncio.get_running_loop().call_later(0.3, os._exit, 9)
+@broker.task(task_name="hang", retry_on_error=True, max_retries=3, delay=600)
+async def hang(number: int, due: float = 0.0) -> None:
+    """Fails. With KILL_BEFORE_ACK its worker's process ends as soon as the retry is stored, before the ack."""
+    await ledger.rpush("failed", str(number))
     raise ValueError(number)
+
+
+if os.environ.get("KILL_BEFORE_ACK"):
+
+    class Kill(TaskiqMiddleware):
+        async def post_execute(self, message: TaskiqMessage, result: TaskiqResult) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    broker.add_middlewares(Kill())

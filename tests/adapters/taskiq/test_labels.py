@@ -70,15 +70,15 @@ def test_garbage_is_named(label, value, form):
 
 
 def test_a_date_as_delay_is_told_the_right_label():
-    with pytest.raises(DelayLabelError, match="use the label delay_until"):
+    with pytest.raises(DelayLabelError, match=r"use the label delay_until"):
         read(wired(delay=datetime.now(UTC)))
 
 
 @pytest.mark.parametrize("value", [1e300, 10**400, 3e11])
 def test_later_than_2250(value):
-    with pytest.raises(DelayLabelError, match="label delay"):
+    with pytest.raises(DelayLabelError, match=r"label delay"):
         read({"delay": value})
-    with pytest.raises(DelayLabelError, match="label delay_until=.*2250"):
+    with pytest.raises(DelayLabelError, match=r"label delay_until=.*2250"):
         read({"delay_until": "2251-01-01T00:00:00+00:00"})
 
 
@@ -104,7 +104,7 @@ def test_absolute_times(value, form):
 
 @pytest.mark.parametrize("value", ["tomorrow", 1764000000, "1764000000", True, "12:00"])
 def test_absolute_garbage(value):
-    with pytest.raises(DelayLabelError, match="label delay_until must be an aware datetime.*use the label delay"):
+    with pytest.raises(DelayLabelError, match=r"label delay_until must be an aware datetime.*use the label delay"):
         read({"delay_until": value})
 
 

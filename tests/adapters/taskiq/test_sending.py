@@ -381,9 +381,9 @@ async def test_a_subclass_with_its_own_kick_is_released_through_it(make_broker, 
 
 def test_a_second_middleware_or_a_second_broker_is_refused(make_broker, server):
     broker = make_broker()
-    with pytest.raises(RuntimeError, match="has a DelayMiddleware already"):
+    with pytest.raises(RuntimeError, match=r"has a DelayMiddleware already"):
         broker.with_middlewares(DelayMiddleware(server.url))
-    with pytest.raises(RuntimeError, match="make one for each broker"):
+    with pytest.raises(RuntimeError, match=r"make one for each broker"):
         InMemoryBroker().with_middlewares(broker.delay)
 
 

@@ -64,8 +64,11 @@ async def test_unschedule(broker):
 
 async def test_by_the_schedule_id_from_another_process(broker, make_broker):
     async with started(broker):
-        await broker.look.kicker().with_schedule_id("invoice-5").with_task_id("t").schedule_by_time(
-            broker.source, soon(60), 1
+        await (
+            broker.look.kicker()
+            .with_schedule_id("invoice-5")
+            .with_task_id("t")
+            .schedule_by_time(broker.source, soon(60), 1)
         )
         await DelayScheduleSource(make_broker()).delete_schedule("invoice-5")
         assert (await broker.delay.queue.stats()).waiting == 0
@@ -134,17 +137,19 @@ async def test_the_time_wins_over_delay_labels(make_broker, label):
 
 
 async def test_cron_and_interval_are_refused(broker):
-    with pytest.raises(ValueError, match="got cron='\\* \\* \\* \\* \\*' for task look; use taskiq's LabelScheduleSource"):
+    with pytest.raises(
+        ValueError, match=r"got cron='\* \* \* \* \*' for task look; use taskiq's LabelScheduleSource"
+    ):
         await broker.look.schedule_by_cron(broker.source, "* * * * *", 1)
-    with pytest.raises(ValueError, match="got interval=5.*ListRedisScheduleSource"):
+    with pytest.raises(ValueError, match=r"got interval=5.*ListRedisScheduleSource"):
         await broker.look.schedule_by_interval(broker.source, 5, 1)
     both = ScheduledTask(task_name="x", labels={}, args=[], kwargs={}, time=soon(), cron="* * * * *")
-    with pytest.raises(ValueError, match="cron"):
+    with pytest.raises(ValueError, match=r"cron"):
         await broker.source.add_schedule(both)
 
 
 async def test_a_time_after_2250_is_refused(broker):
-    with pytest.raises(SendTaskError, match="2250"):
+    with pytest.raises(SendTaskError, match=r"2250"):
         await broker.look.schedule_by_time(broker.source, datetime(2300, 1, 1, tzinfo=UTC), 1)
 
 
@@ -166,9 +171,9 @@ async def test_beside_the_stock_scheduler_nothing_is_sent_twice(broker):
 
 
 def test_bad_arguments(server):
-    with pytest.raises(TypeError, match="DelayScheduleSource takes a broker with a DelayMiddleware, got 'redis"):
+    with pytest.raises(TypeError, match=r"DelayScheduleSource takes a broker with a DelayMiddleware, got 'redis"):
         DelayScheduleSource(server.url)
     from taskiq import InMemoryBroker
 
-    with pytest.raises(RuntimeError, match="InMemoryBroker has no DelayMiddleware: broker.with_middlewares"):
+    with pytest.raises(RuntimeError, match=r"InMemoryBroker has no DelayMiddleware: broker.with_middlewares"):
         _ = DelayScheduleSource(InMemoryBroker()).middleware

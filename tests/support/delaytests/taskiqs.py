@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from taskiq import AsyncBroker
 from taskiq.api import run_receiver_task

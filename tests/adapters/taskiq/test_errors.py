@@ -1,0 +1,153 @@
+"""What goes wrong, and what its user is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+import redis
+from taskiq import InMemoryBroker, async_shared_broker
+from taskiq.exceptions import SendTaskError
+from taskiq_redis import ListQueueBroker
+
+from delayadapters import AsyncDelayQueue, DelayQueue, OutOfMemory, PayloadTooLarge, RedisUnavailable, WrongKeyType
+from delayadapters.taskiq import DelayLabelError, DelayMiddleware
+from delaytests.taskiqs import started
+
+
+def add_task(broker):
+    @broker.task(task_name="task")
+    async def task(n=0): ...
+
+    return task
+
+
+@pytest.mark.parametrize("value", [float("nan"), "soon", True, float("inf")])
+async def test_garbage_is_refused_before_anything_is_sent(make_broker, client, queue_name, value):
+    broker = make_broker()
+    task = add_task(broker)
+    async with started(broker):
+        with pytest.raises(DelayLabelError, match=r"label delay must be a (finite )?number of seconds, got") as caught:
+            await task.kicker().with_labels(delay=value).kiq()
+        assert isinstance(caught.value, SendTaskError)
+        assert client.keys("*") == []
+
+
+async def test_redis_down(make_broker, start_redis):
+    server = start_redis()
+    broker = make_broker(url=server.url, delay={"url": server.url, "timeout": 2.0})
+    task = add_task(broker)
+    async with started(broker):
+        server.kill()
+        began = time.monotonic()
+        with pytest.raises(SendTaskError) as caught:
+            await task.kicker().with_labels(delay=5).kiq()
+        assert time.monotonic() - began < 10
+        assert isinstance(caught.value.__cause__, RedisUnavailable)
+        assert "check the URL, the server and the network" in str(caught.value.__cause__)
+        outcomes = await asyncio.gather(
+            *(task.kicker().with_labels(delay=5).kiq(n) for n in range(300)), return_exceptions=True
+        )
+        assert all(isinstance(outcome, SendTaskError) for outcome in outcomes), "every caller is told"
+        server.restart()
+        await task.kicker().with_labels(delay=5).kiq()
+        assert (await broker.delay.queue.stats()).waiting == 1, "nothing of the failed ones"
+
+
+async def test_redis_full(make_broker, start_redis):
+    server = start_redis(maxmemory="4mb")
+    broker = make_broker(url=server.url, delay={"url": server.url})
+    task = add_task(broker)
+    async with started(broker):
+        filler = server.client()
+        with contextlib.suppress(redis.exceptions.OutOfMemoryError):
+            for n in range(1000):
+                filler.set(f"ballast-{n}", b"x" * 50_000)
+        with pytest.raises(SendTaskError) as caught:
+            await task.kicker().with_labels(delay=5).kiq("x" * 300_000)
+        assert isinstance(caught.value.__cause__, OutOfMemory)
+        assert (await broker.delay.queue.stats()).waiting == 0
+
+
+async def test_a_key_of_another_type(make_broker, client):
+    broker = make_broker()
+    task = add_task(broker)
+    async with started(broker):
+        client.set(f"{{{broker.delay.name}:0}}:due", "mine")
+        with pytest.raises(SendTaskError) as caught:
+            await task.kicker().with_labels(delay=5).kiq()
+        assert isinstance(caught.value.__cause__, WrongKeyType)
+
+
+async def test_one_bad_of_many_at_once_spoils_no_other(make_broker, server):
+    queue = AsyncDelayQueue.from_url(server.url, name="bounded", max_payload=1000)
+    broker = make_broker(delay={"url": queue})
+    task = add_task(broker)
+    async with started(broker), queue:
+        texts = ["x" * (2000 if n == 7 else 1) for n in range(20)]
+        outcomes = await asyncio.gather(
+            *(task.kicker().with_labels(delay=60).kiq(text) for text in texts), return_exceptions=True
+        )
+        assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, Exception)] == [7]
+        assert isinstance(outcomes[7].__cause__, PayloadTooLarge)
+        assert (await queue.stats()).waiting == 19
+
+
+async def test_a_cancelled_caller_takes_no_other_with_it(make_broker):
+    broker = make_broker()
+    task = add_task(broker)
+    async with started(broker):
+        sends = [asyncio.create_task(task.kicker().with_labels(delay=60).kiq(n)) for n in range(10)]
+        await asyncio.sleep(0)
+        sends[0].cancel()
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert sum(isinstance(result, Exception) for result in results) == 0
+        assert isinstance(results[0], asyncio.CancelledError)
+
+
+def test_unsupported_brokers():
+    with pytest.raises(TypeError, match=r"cannot work on the shared broker.*add it to the broker"):
+        async_shared_broker.with_middlewares(DelayMiddleware("redis://localhost"))
+
+    class ZeroMQBroker(InMemoryBroker):
+        pass
+
+    with pytest.raises(TypeError, match=r"ZeroMQBroker's workers cannot send.*embed_in_client=True"):
+        ZeroMQBroker().with_middlewares(DelayMiddleware("redis://localhost"))
+    ZeroMQBroker().with_middlewares(DelayMiddleware("redis://localhost", embed_in_client=True))
+    with pytest.raises(TypeError, match=r"InMemoryBroker has no Redis of its own"):
+        InMemoryBroker().with_middlewares(DelayMiddleware())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "kind", "complaint"),
+    [
+        ((5,), {}, TypeError, "takes a Redis URL or an AsyncDelayQueue, got 5"),
+        (("redis://localhost",), {"decorator_delay": "x"}, ValueError, "decorator_delay must be one of .* got 'x'"),
+        (("http://localhost",), {}, ValueError, "URL"),
+        (("redis://localhost",), {"name": "{x}"}, ValueError, "name must be non-empty and without braces, got '{x}'"),
+        (("redis://localhost",), {"shards": 0}, ValueError, "shards must be a positive int, got 0"),
+        (("redis://localhost",), {"timeout": 0}, ValueError, "timeout must be a positive number of seconds, got 0"),
+        (("redis://localhost",), {"lease": 0}, ValueError, "lease must be between"),
+        (("redis://localhost",), {"max_attempts": 0}, ValueError, "max_attempts must be an int"),
+    ],
+)
+def test_bad_arguments(arguments, options, kind, complaint):
+    """At the line where they are written, not in a worker later."""
+    with pytest.raises(kind, match=complaint):
+        ListQueueBroker("redis://localhost").with_middlewares(DelayMiddleware(*arguments, **options))
+
+
+def test_a_queue_has_its_own_settings():
+    queue = AsyncDelayQueue.from_url("redis://localhost")
+    with pytest.raises(TypeError, match=r"got name, db as well"):
+        DelayMiddleware(queue, name="x", db=3)
+    with pytest.raises(TypeError, match=r"got <.*DelayQueue"):
+        DelayMiddleware(DelayQueue.from_url("redis://localhost"))
+
+
+def test_a_middleware_without_a_broker():
+    with pytest.raises(RuntimeError, match=r"has no broker yet: broker.with_middlewares"):
+        _ = DelayMiddleware("redis://localhost").queue
