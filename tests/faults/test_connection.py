@@ -12,7 +12,7 @@ from delayadapters import DelayQueue, NewJob, Outcome, OutcomeUnknown, Published
 from delayadapters.redis import connect
 from delayadapters.redis.scripts import load
 from delaytests import wait_until
-from delaytests.releasers import Ledger, Running
+from delaytests.releasers import Ledger, Running, allowance
 
 
 def calls(script):
@@ -52,7 +52,7 @@ def test_a_batch_whose_claim_reply_was_lost_is_released_at_reconnect(queue, rele
     assert queue.stats().leased == 10
     wait_until(lambda: len(done) == 10, timeout=3)
     assert sorted(done.ids) == sorted(map(str, range(10)))
-    assert max(line.lateness for line in done.lines) < 3  # not after the lease
+    assert max(line.lateness for line in done.lines) < 3 + allowance()  # not after the lease
     wait_until(lambda: running.stats.released == 10)
     assert running.stats.requeued == 0
     assert running.stats.faults >= 1
@@ -242,7 +242,7 @@ def test_without_its_subscription_a_loop_is_late_by_at_most_the_safety_poll(queu
         for n in range(3):
             queue.schedule(b"", id=f"{n}", delay=0.05)
             wait_until(lambda n=n: f"{n}" in done.ids)
-            assert 0 <= done.lateness(f"{n}") < 1.3
+            assert 0 <= done.lateness(f"{n}") < 1.3 + allowance()
     finally:
         stop.set()
         cutter.join()
@@ -259,7 +259,7 @@ def test_a_subscription_that_is_cut_is_made_again(queue, release, admin, warm, n
     time.sleep(0.2)
     queue.schedule(b"", id="job", delay=0.05)
     wait_until(lambda: done.ids == ["job"])
-    assert 0 <= done.lateness("job") < 0.6
+    assert 0 <= done.lateness("job") < 0.6 + allowance()
 
 
 def test_a_subscription_that_is_silent_without_being_cut_is_made_again(queue, release, admin, warm):
@@ -277,7 +277,7 @@ def test_a_subscription_that_is_silent_without_being_cut_is_made_again(queue, re
     for n in range(20):
         queue.schedule(b"", id=f"{n}", delay=0.05)
         wait_until(lambda n=n: running.stats.released == n + 1)
-        assert done.lateness(f"{n}") < 1.3
+        assert done.lateness(f"{n}") < 1.3 + allowance()
         if (now := subscribers()) and not now & before:
             break
         time.sleep(0.05)
@@ -286,7 +286,7 @@ def test_a_subscription_that_is_silent_without_being_cut_is_made_again(queue, re
     shard._tell = tell
     queue.schedule(b"", id="after", delay=0.05)
     wait_until(lambda: "after" in done.ids)
-    assert 0 <= done.lateness("after") < 0.6
+    assert 0 <= done.lateness("after") < 0.6 + allowance()
 
 
 # --------------------------------------------------------------------------------------------- hanging, killed, paused
@@ -319,7 +319,7 @@ def test_killed_connections_cost_little(queue, release, admin, warm):
         queue.schedule(b"", id=f"{n}", delay=0.1)
         admin.execute_command("CLIENT", "KILL", "TYPE", "normal")
         wait_until(lambda n=n: f"{n}" in done.ids)
-        assert 0 <= done.lateness(f"{n}") < 1.5
+        assert 0 <= done.lateness(f"{n}") < 1.5 + allowance()
     assert max(done.counts.values()) == 1
 
 
@@ -389,7 +389,7 @@ def test_a_server_that_has_forgotten_the_scripts(queue, release, admin, warm):
         queue.schedule(b"", id=f"{n}", delay=0.05)
         admin.script_flush()
         wait_until(lambda n=n: f"{n}" in done.ids)
-        assert done.lateness(f"{n}") < 0.6
+        assert done.lateness(f"{n}") < 0.6 + allowance()
     wait_until(lambda: running.stats.released == 3)
     assert running.stats.faults == 0
 

@@ -12,7 +12,7 @@ import pytest
 from delayadapters import DelayQueue, NewJob
 from delayadapters.redis.verbs import CHUNK_JOBS
 from delaytests import RedisServer, wait_until
-from delaytests.releasers import FileLedger, Ledger, ReleasingProcess, Running, run_module
+from delaytests.releasers import FileLedger, Ledger, ReleasingProcess, Running, allowance, run_module
 
 LEASE = 0.6
 JOBS = 20
@@ -56,7 +56,7 @@ def test_a_releasing_process_killed_in_a_gap(queue, spawn, release, ledger, gap)
     entries = {line.id: line.entry for line in ledger.lines}
     assert all(entries.get(line.id, line.entry) == line.entry for line in rest.lines)
     # Not before the lease has passed, and soon after.
-    assert all(-0.3 < line.at - killed < LEASE + 2.5 for line in rest.lines)
+    assert all(-0.3 < line.at - killed < LEASE + 2.5 + allowance() for line in rest.lines)
     wait_until(lambda: survivor.stats.released == JOBS)
     assert queue.stats().leased == queue.stats().waiting == 0
 
@@ -260,25 +260,27 @@ def test_when_the_watcher_is_killed_another_loop_releases_within_the_watch_lease
     victim.kill()
     queue.schedule(b"", id="after", delay=0.05)
     wait_until(lambda: rest.ids == ["after"])
-    assert 0 <= rest.lateness("after") < 2.3
+    assert 0 <= rest.lateness("after") < 2.3 + allowance()
     assert watching() != first
 
 
-def test_a_watcher_that_is_told_to_end_hands_the_watch_over_at_once(queue, spawn, release, watching, ledger):
+def test_a_watcher_that_is_told_to_end_hands_the_watch_over_at_once(
+    queue, spawn, release, watching, ledger, admin, name
+):
     leaver = spawn()
     first = watching()
     rest = Ledger()
     release(rest)
     time.sleep(0.3)  # until the other one stands by
-    queue.schedule(b"", id="job", delay=0.6)
+    queue.schedule(b"", id="job", delay=1.2)
     leaver.stop()
-    watching(other_than=first, timeout=0.5)
+    assert admin.get(f"{{{name}:0}}:watch") != first
     wait_until(lambda: rest.ids == ["job"])
-    assert 0 <= rest.lateness("job") < 0.3
+    assert 0 <= rest.lateness("job") < 0.3 + allowance()
     assert len(ledger) == 0
 
 
-def test_a_watcher_stopped_in_this_process_hands_the_watch_over_at_once(queue, release, watching):
+def test_a_watcher_stopped_in_this_process_hands_the_watch_over_at_once(queue, release, watching, admin, name):
     there, rest = Ledger(), Ledger()
     leaver = release(there)
     first = watching()
@@ -286,9 +288,9 @@ def test_a_watcher_stopped_in_this_process_hands_the_watch_over_at_once(queue, r
     time.sleep(0.3)
     queue.schedule(b"", id="job", delay=0.6)
     assert leaver.stop()
-    watching(other_than=first, timeout=0.5)
+    assert admin.get(f"{{{name}:0}}:watch") != first
     wait_until(lambda: rest.ids == ["job"])
-    assert 0 <= rest.lateness("job") < 0.3
+    assert 0 <= rest.lateness("job") < 0.3 + allowance()
 
 
 # --------------------------------------------------------------------------------------------------- SIGSTOP, SIGCONT
@@ -327,5 +329,5 @@ def test_a_loop_suspended_while_it_waits_is_right_again_after(queue, spawn, ledg
     resumed = time.time()
     sleeper.resume()
     wait_until(lambda: ledger.ids == ["job"])
-    assert ledger.lines[0].at - resumed < 0.5
+    assert ledger.lines[0].at - resumed < 0.5 + allowance()
     sleeper.stop()

@@ -10,7 +10,7 @@ import pytest
 from delayadapters import DelayQueue, NewJob
 from delayadapters.redis.verbs import CHUNK_JOBS
 from delaytests import count_commands, count_messages, wait_until
-from delaytests.releasers import SHELLS, Ledger, Running
+from delaytests.releasers import SHELLS, Ledger, Running, allowance
 
 
 def standing_by(*running):
@@ -28,8 +28,8 @@ def test_a_new_earliest_job_of_another_process_wakes_the_sleeper(queue, spawn, l
         wait_until(lambda n=n: f"{n}" in ledger.ids)
     late = [line.lateness for line in ledger.lines]
     assert min(late) >= 0  # never early
-    assert sorted(late)[2] < 0.3  # not at the safety poll: most well before
-    assert max(late) < 0.6
+    assert sorted(late)[2] < 0.3 + allowance()  # not at the safety poll: most well before
+    assert max(late) < 0.6 + allowance()
 
 
 def test_later_jobs_wake_nobody(queue, release, admin, name):
@@ -80,7 +80,7 @@ def test_help_comes_when_a_claim_leaves_due_work_behind(queue, release, watching
     queue.schedule_many([NewJob(b"", delay=0.05, id=f"{n:03d}") for n in range(120)])
     begun = time.monotonic()
     wait_until(lambda: len(slow) + sum(map(len, helpers)) == 120)
-    assert time.monotonic() - begun < 12 * 0.3
+    assert time.monotonic() - begun < 12 * 0.3 + allowance()
     assert all(len(one) for one in helpers)
     assert len({*slow.ids, *(id for one in helpers for id in one.ids)}) == 120
 
@@ -97,7 +97,7 @@ def test_jobs_scheduled_while_the_loop_publishes_are_released_next(queue, releas
     queue.schedule(b"", id="meanwhile", delay=0.1)
     queue.schedule(b"", id="later", delay=0.7)
     wait_until(lambda: done.ids == ["slow", "meanwhile", "later"])
-    assert 0 <= done.lateness("later") < 0.3
+    assert 0 <= done.lateness("later") < 0.3 + allowance()
 
 
 def test_release_now_and_reschedule_wake_the_sleeper(queue, release):
@@ -108,8 +108,8 @@ def test_release_now_and_reschedule_wake_the_sleeper(queue, release):
     queue.release_now("now")
     queue.reschedule("sooner", delay=0.1)
     wait_until(lambda: done.ids == ["now", "sooner"])
-    assert done.lines[0].at - begun < 0.5
-    assert 0 <= done.lateness("sooner") < 0.3
+    assert done.lines[0].at - begun < 0.5 + allowance()
+    assert 0 <= done.lateness("sooner") < 0.3 + allowance()
 
 
 def test_a_cancelled_head_is_not_released_and_delays_nobody(queue, release):
@@ -118,7 +118,7 @@ def test_a_cancelled_head_is_not_released_and_delays_nobody(queue, release):
     queue.schedule_many([NewJob(b"", delay=0.3, id="head"), NewJob(b"", delay=0.5, id="next")])
     assert queue.cancel("head").value == "cancelled"
     wait_until(lambda: done.ids == ["next"])
-    assert 0 <= done.lateness("next") < 0.3
+    assert 0 <= done.lateness("next") < 0.3 + allowance()
 
 
 # ---------------------------------------------------------------------------------------------------------------- idle

@@ -18,9 +18,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["SHELLS", "FileLedger", "Ledger", "Line", "ReleasingProcess", "Running"]
+__all__ = ["SHELLS", "FileLedger", "Ledger", "Line", "ReleasingProcess", "Running", "allowance"]
 
 SHELLS = ("thread", "asyncio")
+
+
+def allowance() -> float:
+    """Seconds to add to an upper bound of time: none on a quiet machine, more the more processes wait for its CPUs."""
+    return 0.25 * max(0.0, os.getloadavg()[0] / (os.cpu_count() or 1) - 1.0)
 
 
 class Line(NamedTuple):
