@@ -52,3 +52,7 @@ class LazyGroup(click.Group):
 @click.version_option(package_name="delayadapters")
 def main() -> None:
     """Delayed jobs that wait in Redis."""
+
+
+if __name__ == "__main__":
+    main()

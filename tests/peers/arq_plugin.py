@@ -43,11 +43,6 @@ put("testcontainers")
 put("testcontainers.redis", RedisContainer=RedisContainer)
 
 if os.environ.get("ARQ_SUITE") == "ours":
-    import arq.cli
-    import arq.connections
-    import arq.jobs
-    import arq.worker
-
     from delayadapters.arq import DelayArqRedis, DelayJob, DelayWorker, create_pool, create_worker, run_worker
     from delayadapters.arq.command import arq as command
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from .client import DelayArqRedis, create_pool
 from .decorator import delayed
 from .job import DelayJob
-from .migrate import MigrationReport, migrate
+from .migration import MigrationReport, migrate
 from .settings import DelaySettings
 from .worker import DelayWorker, create_worker, release_jobs, run_worker
 

@@ -16,7 +16,7 @@ from arq.version import VERSION
 from arq.worker import check_health
 
 from .client import create_pool
-from .migrate import migrate
+from .migration import migrate
 from .worker import create_worker, get_kwargs, run_worker
 
 __all__ = ["arq", "arq_migrate"]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ArqPublisher", "Deferred", "script"]
 
 log: Final = logging.getLogger("delayadapters.arq")
-_DOWN: Final = (rx.ConnectionError, rx.TimeoutError, rx.BusyLoadingError, rx.ReadOnlyError)
+_DOWN: Final = (rx.ConnectionError, rx.TimeoutError, rx.BusyLoadingError, rx.ReadOnlyError, rx.OutOfMemoryError)
 _DOWN_REPLIES: Final = ("OOM", "MISCONF", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "TRYAGAIN", "READONLY", "LOADING")
 
 

@@ -72,8 +72,8 @@ async def stock(settings: RedisSettings) -> AsyncIterator[ArqRedis]:
 
 @pytest.fixture
 async def work(settings: RedisSettings) -> AsyncIterator[Callable[..., Any]]:
-    """``work(*functions, cls=DelayWorker, **options) -> worker``, running until the test ends; ``poll_delay`` is long, so
-    that what runs soon was woken."""
+    """``work(*functions, cls=DelayWorker, **options) -> worker``, running until the test ends; ``poll_delay`` is long,
+    so that what runs soon was woken."""
     running: list[tuple[Any, asyncio.Task[None]]] = []
 
     def start(*functions: Any, cls: type[Worker] = DelayWorker, **options: Any) -> Any:
@@ -85,11 +85,15 @@ async def work(settings: RedisSettings) -> AsyncIterator[Callable[..., Any]]:
 
     yield start
     for worker, task in running:
-        if worker._pool is not None:
+        pool = worker._pool
+        # arq's close() ends with the CancelledError of a job whose hook it cancelled.
+        with contextlib.suppress(asyncio.CancelledError):
             await worker.close()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+        if pool is not None:
+            await pool.aclose(close_connection_pool=True)
 
 
 class WorkerProcess:
@@ -130,8 +134,8 @@ def start_worker(server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., 
     made: list[WorkerProcess] = []
 
     def start(name: str = "Settings", *options: str, stock: bool = False, **environment: str) -> WorkerProcess:
-        command = [sys.executable, "-m", "arq" if stock else "delayadapters.cli"]
-        command += [] if stock else ["arq"]
+        scripts = Path(sys.executable).parent
+        command = [str(scripts / "arq")] if stock else [str(scripts / "delayadapters"), "arq"]
         env = os.environ | {"REDIS_PORT": str(server.port), **environment}
         made.append(WorkerProcess([*command, f"jobs.{name}", *options], env, tmp_path / f"worker-{len(made)}.log"))
         return made[-1]
