@@ -23,7 +23,7 @@ class ReleaseSettings:
     patience: float = 120.0
     """A publisher without progress for this long hangs: its leases are left to pass, and another loop takes over."""
     batch: int = 500
-    """At most so many jobs a claim (1 to 1,000); the loop finds the size whose script takes about a millisecond."""
+    """At most so many jobs a claim (1 to 1,000); the loop finds the size whose script takes about half a millisecond."""
     max_attempts: int = 8
     """Failed releases that are a job's own fault before it is dead."""
     backoff: float = 1.0
@@ -38,8 +38,8 @@ class ReleaseSettings:
     always come just after one, and each asks once in two polls."""
     thorough: float = 4.0
     """How often an idle watcher also looks at the clock and at other loops' leases."""
-    target: int = 800
-    """Microseconds that a claim script should take."""
+    target: int = 500
+    """Microseconds that a claim script should take. Another client waits for one script, at times for two."""
     pause_base: float = 0.2
     """First pause while the broker is down; doubles up to ``pause_cap``, with jitter."""
     pause_cap: float = 15.0
