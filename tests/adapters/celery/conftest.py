@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             for what in ("pytest.PytestUnraisableExceptionWarning", "ResourceWarning", "DeprecationWarning"):
                 item.add_marker(pytest.mark.filterwarnings(f"ignore::{what}"))
+
+
+def pytest_unconfigure() -> None:
+    """pytest collects garbage once more after the last test, when no test's marks apply."""
+    warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)
 
 
 # ------------------------------------------------------------------------------------------------------------- brokers

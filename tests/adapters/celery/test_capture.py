@@ -422,3 +422,4 @@ def test_the_rpc_backend_still_declares_its_reply_queue(rabbit_broker: Any, make
     reply_to = Message.unpack(job.payload).properties["reply_to"]
     with app.connection_for_write() as connection, connection.channel() as channel:
         assert channel.queue_declare(reply_to, passive=True).queue == reply_to
+        channel.queue_delete(reply_to)
