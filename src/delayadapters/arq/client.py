@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
@@ -147,7 +148,7 @@ class DelayArqRedis(ArqRedis):
             self._delay_checked = True
         timeout = self.delay_settings.timeout
         try:
-            return await asyncio.wait_for(self.delay_queue._run(steps), timeout + 1)
+            return await _within(self.delay_queue._run(steps), timeout + 1)
         except asyncio.TimeoutError as error:
             raise OutcomeUnknown(
                 f"no answer from the delay queue's Redis within timeout={timeout} s; it may have been carried out. "
@@ -451,6 +452,18 @@ class Wait:
         if time.time_ns() // 1000 + micros > LATEST_DUE:
             raise ValueError(f"_defer_by={by!r} would be due later than the year 2250")
         return cls(timedelta(microseconds=micros), None) if micros > 0 else None
+
+
+if sys.version_info >= (3, 11):
+
+    async def _within(work: Awaitable[T], seconds: float) -> T:
+        async with asyncio.timeout(seconds):  # as wait_for, without a task for every call
+            return await work
+
+else:
+
+    async def _within(work: Awaitable[T], seconds: float) -> T:
+        return await asyncio.wait_for(work, seconds)
 
 
 def _repeats(pool: Any) -> bool:

@@ -132,7 +132,7 @@ def test_a_releaser_killed_with_leases_in_hand(server, other, start_worker, ledg
 
 
 async def test_between_storing_a_retry_and_leaving_arqs_queue(server, other, make_pool, work, monkeypatch):
-    """Two Redis, two steps. A crash between them leaves the job in both: it runs again, under one id; it is not lost."""
+    """Two Redis, two steps. A crash between them leaves the job in both: run again under one id, not lost."""
     settings = DelaySettings(redis=other.url)
     pool = await make_pool(delay_settings=settings)
     from arq import Retry

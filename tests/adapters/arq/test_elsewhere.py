@@ -151,7 +151,7 @@ async def test_one_bad_job_stops_nothing(claims, stock):
 async def test_a_broker_that_is_down_or_full_burns_no_attempts(claims, stock, server):
     server.client().config_set("maxmemory", "1")
     said = await publisher(stock).publish(Batch(claims))
-    assert "OOM" in said.broker_down
+    assert "maxmemory" in said.broker_down
     assert set(said.unpublished) == {claim.entry for claim in claims}
     server.client().config_set("maxmemory", "0")
     server.kill()
