@@ -302,6 +302,20 @@ def test_the_watcher_looks_at_leases_and_the_clock_every_few_looks_only():
     assert sum("TIME" in name for name in names) == 2
 
 
+@pytest.mark.parametrize(("lease", "looks"), [(30.0, 5), (4.0, 3), (0.5, 1)])
+def test_short_leases_of_others_are_looked_at_in_time(lease, looks):
+    """A lease that passes between two looks would otherwise wait for the next, however short it was."""
+    desk = Desk(lease=lease)
+    desk.claims(head=HOUR)
+    for number in range(1, 10):
+        desk.now = desk.sleeps().until
+        thorough = Asked(desk.next().request).name == "GETEX ZRANGE TIME ZRANGE"
+        desk.sees(head=HOUR, thorough=thorough)
+        if thorough:
+            break
+    assert number == looks
+
+
 def test_a_lease_seen_by_looking_is_slept_for():
     desk = Desk(thorough=1.0)
     desk.claims()
@@ -558,6 +572,16 @@ def test_an_oserror_means_that_the_broker_is_down(error):
     desk.leaves()
     assert isinstance(desk.next(), Sleep)
     assert desk.stats.failed == 0
+
+
+def test_a_publisher_that_returns_everything_is_not_asked_again_at_full_speed():
+    """Whatever its reason: claim and give back in turn would keep Redis busy for nothing."""
+    desk = Desk()
+    batch = desk.holding("a", "b")
+    desk.loop.published(Published(unpublished=[one.entry for one in batch]), desk.now)
+    assert [verb for _, verb, _, _ in desk.settles()] == ["back", "back"]
+    desk.leaves()
+    assert desk.sleeps().until > desk.now
 
 
 def test_what_was_published_before_the_broker_went_down_is_acked_during_the_pause():

@@ -84,6 +84,9 @@ class AsyncReleaser:
         except asyncio.CancelledError:
             await self.stop()
             raise
+        for task in self._tasks:
+            if not task.cancelled():
+                task.result()
 
     async def stop(self, timeout: float | None = None) -> bool:
         """Finishes or gives back what is held and hands the watch over. Answers whether all has ended.
@@ -149,6 +152,9 @@ class _Shard:
         self._listener = asyncio.create_task(self._listen())
         try:
             await self._drive()
+        except Exception:
+            log.exception("the release loop of %s has ended", self._keys.due.decode())
+            raise
         finally:
             self._listener.cancel()
             await asyncio.wait([self._listener])
@@ -232,8 +238,8 @@ class _Shard:
             return
         try:
             answer = request.parse(await execute(self._client, request))
-        except (RedisError, OSError, EOFError) as error:
-            log.warning("a lease could not be renewed, will retry: %s", error)
+        except Exception as error:  # whatever it is, the publish goes on
+            log.warning("a lease could not be renewed, will retry: %r", error)
         else:
             self.loop.renewed(answer, now, clock())
 

@@ -79,6 +79,8 @@ class ReleaseLoop:
         self._server_now = server_now
         self.stats = stats or ReleaserStats()
         self._lease = round(settings.lease * 1e6)
+        # Other loops' leases have to be seen in time, short ones too.
+        self._thorough_every = min(settings.thorough, max(settings.poll, settings.lease / 2))
         self._size = min(100, settings.batch)
         self._call = 0
         # What is known of Redis.
@@ -171,7 +173,7 @@ class ReleaseLoop:
             if self._watching and now < self._watch_until:
                 thorough = now >= self._thorough_at
                 if thorough:
-                    self._thorough_at = now + self._set.thorough
+                    self._thorough_at = now + self._thorough_every
                 if thorough and self._server_now() is not None:
                     # An injected clock: the server's TIME would mean nothing.
                     self._ask_claim(now, limit=self._size)
@@ -264,6 +266,8 @@ class ReleaseLoop:
             self._pause(result.broker_down, now)
         elif sent:
             self._pauses = 0
+        elif returned:
+            self._pause("the publisher returned everything unpublished", now)
 
     def publish_failed(self, error: BaseException, now: float) -> None:
         """Publish raised, so nothing of the batch counts as published."""
@@ -440,7 +444,7 @@ class ReleaseLoop:
 
     def _set_watching(self, watching: bool, left: int, sent: float) -> None:
         if watching and not self._watching:
-            self._thorough_at = sent + self._set.thorough
+            self._thorough_at = sent + self._thorough_every
         self._watching = watching
         if watching:
             self._watch_until = sent + self._set.watch

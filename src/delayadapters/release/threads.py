@@ -176,6 +176,9 @@ class _Shard:
             threading.Thread(target=work, name=f"delayadapters{work.__name__}", daemon=True).start()
         try:
             self._drive()
+        except BaseException:
+            log.exception("the release loop of %s has ended", self._keys.due.decode())
+            raise
         finally:
             self._ended.set()
             self._wake.set()
@@ -243,8 +246,8 @@ class _Shard:
                     continue
                 try:
                     answer = request.parse(execute(self._client, request))
-                except (RedisError, OSError, EOFError) as error:
-                    log.warning("a lease could not be renewed, will retry: %s", error)
+                except Exception as error:  # whatever it is, this thread goes on: nobody else renews
+                    log.warning("a lease could not be renewed, will retry: %r", error)
                 else:
                     self.loop.renewed(answer, now, clock())
 
