@@ -264,8 +264,7 @@ def test_one_bad_job_stops_nothing_and_is_dead_in_the_end(queue, release, how):
     running = release(done, max_attempts=3, backoff=0.1)
     queue.schedule_many(jobs("a", "b", "bad", "c", "d", delay=0.1))
     wait_until(lambda: sorted(done.ids) == ["a", "b", "c", "d"])
-    wait_until(lambda: running.stats.dead == 1)
-    (dead,) = queue.dead_jobs().jobs
+    (dead,) = wait_until(lambda: queue.dead_jobs().jobs)
     assert (dead.id, dead.payload, dead.state, dead.attempts) == ("bad", b"bad", State.DEAD, 3)
     assert "cannot be encoded" in dead.reason
     assert running.stats.failed == 3

@@ -307,12 +307,12 @@ def test_short_leases_of_others_are_looked_at_in_time(lease, looks):
     """A lease that passes between two looks would otherwise wait for the next, however short it was."""
     desk = Desk(lease=lease)
     desk.claims(head=HOUR)
-    for number in range(1, 10):
+    thorough, number = False, 0
+    while not thorough:
+        number += 1
         desk.now = desk.sleeps().until
         thorough = Asked(desk.next().request).name == "GETEX ZRANGE TIME ZRANGE"
         desk.sees(head=HOUR, thorough=thorough)
-        if thorough:
-            break
     assert number == looks
 
 

@@ -23,7 +23,7 @@ class ReleaseSettings:
     patience: float = 120.0
     """A publisher without progress for this long hangs: its leases are left to pass, and another loop takes over."""
     batch: int = 500
-    """At most so many jobs a claim (1 to 1,000); the loop finds the size whose script takes about half a millisecond."""
+    """At most so many jobs a claim (1 to 1,000); the loop finds the size whose script takes half a millisecond."""
     max_attempts: int = 8
     """Failed releases that are a job's own fault before it is dead."""
     backoff: float = 1.0
