@@ -52,8 +52,8 @@ def queue_name() -> str:
 
 @pytest.fixture
 def make_broker(server: RedisServer, queue_name: str) -> Iterator[Callable[..., Any]]:
-    """``make_broker(cls=ListQueueBroker, *middlewares, delay={…}, **options)``: with results and a DelayMiddleware, which
-    comes first, as ``broker.delay``."""
+    """``make_broker(cls=ListQueueBroker, *middlewares, delay={…}, **options)``: with results and a DelayMiddleware,
+    which comes first, as ``broker.delay``."""
 
     def make(cls: Any = ListQueueBroker, *middlewares: Any, delay: dict[str, Any] | None = None, **options: Any) -> Any:
         if cls.__module__.startswith("taskiq_redis"):

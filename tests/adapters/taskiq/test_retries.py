@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 
 import pytest
@@ -49,7 +50,7 @@ def failing(broker, times, ids, **labels):
 
 
 def gaps(times):
-    return [round(b - a, 2) for a, b in zip(times, times[1:], strict=False)]
+    return [round(b - a, 2) for a, b in itertools.pairwise(times)]
 
 
 def close(measured, wanted):

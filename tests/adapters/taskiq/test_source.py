@@ -137,9 +137,7 @@ async def test_the_time_wins_over_delay_labels(make_broker, label):
 
 
 async def test_cron_and_interval_are_refused(broker):
-    with pytest.raises(
-        ValueError, match=r"got cron='\* \* \* \* \*' for task look; use taskiq's LabelScheduleSource"
-    ):
+    with pytest.raises(ValueError, match=r"got cron='\* \* \* \* \*' for task look; use taskiq's LabelScheduleSource"):
         await broker.look.schedule_by_cron(broker.source, "* * * * *", 1)
     with pytest.raises(ValueError, match=r"got interval=5.*ListRedisScheduleSource"):
         await broker.look.schedule_by_interval(broker.source, 5, 1)
