@@ -2,7 +2,8 @@
 
     benchmarks/taskiq_run.py [--quick] [--only NAME]... [--out FOLDER]
 
-Prints a table, writes ``bench-results/``. It starts a Redis server of its own (without persistence, on a free port) and real ``taskiq`` processes, and ends them.
+Prints a table, writes ``bench-results/``. It starts a Redis server of its own (without persistence, on a free port) and
+real ``taskiq`` processes, and ends them.
 """
 
 from __future__ import annotations

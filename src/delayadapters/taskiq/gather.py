@@ -20,6 +20,7 @@ class Gatherer:
     def __init__(self, queue: AsyncDelayQueue) -> None:
         self.queue = queue
         self._waiting: list[tuple[NewJob, asyncio.Future[Job]]] = []
+        self._busy = False
         self._task: asyncio.Task[None] | None = None
 
     async def schedule(self, job: NewJob, if_exists: IfExists, extras: Extras = NO_EXTRAS) -> Job:
@@ -27,11 +28,18 @@ class Gatherer:
         if if_exists != "add" or extras is not NO_EXTRAS:
             # The script compares with what is stored, not with others of its own call.
             return (await self._store([job], if_exists, extras))[0]
-        future: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
-        self._waiting.append((job, future))
-        if self._task is None:
-            self._task = asyncio.create_task(self._send())
-        return await future
+        if self._busy:
+            future: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+            self._waiting.append((job, future))
+            return await future
+        self._busy = True
+        try:
+            return (await self._store([job], "add"))[0]
+        finally:
+            if self._waiting:
+                self._task = asyncio.get_running_loop().create_task(self._send())
+            else:
+                self._busy = False
 
     async def _store(self, jobs: list[NewJob], if_exists: IfExists, extras: Extras = NO_EXTRAS) -> list[Job]:
         return await self.queue._run(self.queue._verbs.schedule_many(jobs, if_exists, extras))
@@ -53,7 +61,7 @@ class Gatherer:
                         if not future.done():
                             future.set_result(job)
         finally:
-            self._task = None
+            self._busy = False
             for _, future in self._waiting:
                 future.cancel()
 
