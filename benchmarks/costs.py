@@ -69,7 +69,7 @@ def idle(bench: Bench) -> list[Row]:
     client.flushall()
     queue = bench.queue()
     fill(queue, 1000, lambda: 3600)
-    seconds = bench.size(15, 3)
+    seconds = bench.size(12, 3)
     rates: dict[int, float] = {}
     seen: dict[int, dict[str, float]] = {}
     for loops in (1, 8):
@@ -213,7 +213,7 @@ def growth(bench: Bench) -> list[Row]:
         have = size
         calls = min(5, size // 200) if size == 1000 else min(50, size // 200)
         found: dict[str, dict[str, list[float]]] = {side: {"schedule": [], "claim": []} for side in sides}
-        for _ in range(1 if bench.quick else 5):
+        for _ in range(bench.repeats):
             for name, side in sides.items():
                 kept: list[Any] = []
                 # Few enough at a time that the small queue stays small.
