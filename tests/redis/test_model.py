@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -372,13 +373,15 @@ def seen(job: Any) -> tuple[Any, ...]:
 
 
 RUNS = settings(
-    max_examples=250,
+    max_examples=150,
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes: add Phase.shrink to study a failure
 )
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_redis_agrees_with_the_model(redis_server: Any, queue_name: str) -> None:
     names = itertools.count()
 

@@ -116,6 +116,7 @@ def test_equal_due_times_come_out_as_scheduled_over_every_byte(make_queue, clock
     assert [claim.payload for claim in queue.claim()] == expected
 
 
+@pytest.mark.slow
 def test_ties_beyond_65536(make_queue, clock, redis_client):
     queue = make_queue(clock=clock)
     total = 66_000

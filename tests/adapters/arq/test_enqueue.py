@@ -17,6 +17,7 @@ from arq.utils import timestamp_ms
 from delayadapters import RedisUnavailable
 from delayadapters.arq import DelayArqRedis, DelayJob, DelaySettings, create_pool
 from delaytests import wait_until_async
+from delaytests.server import free_port
 
 DAY = 86_400
 
@@ -321,7 +322,9 @@ async def test_bad_arguments_name_the_argument(pool, options, error, says):
 
 
 async def test_redis_cluster_is_refused(start_redis):
-    server = start_redis(args=("--cluster-enabled", "yes"))
+    # A cluster's own port is 10,000 higher.
+    port = next(port for port in iter(free_port, None) if port < 55_000)
+    server = start_redis(port=port, args=("--cluster-enabled", "yes"))
     with pytest.raises(RuntimeError, match="Redis Cluster"):
         await create_pool(RedisSettings(port=server.port))
     pool = DelayArqRedis(port=server.port)
