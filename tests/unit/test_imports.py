@@ -79,7 +79,8 @@ MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
     "memory": BASE,
     "redis": BASE,
-    "release": BASE | {"redis", "memory"},
+    "checks": set(),
+    "release": BASE | {"redis", "memory", "checks"},
     **dict.fromkeys(ADAPTERS),  # anything but another adapter
 }
 

@@ -8,11 +8,13 @@ import logging
 import os
 import random
 import socket
+import time
 from types import TracebackType
 from typing import Any, Final
 
 from redis.exceptions import RedisError
 
+from ..checks import QUESTIONS, look
 from ..redis.aio import AsyncDelayQueue, execute
 from ..redis.commands import Asker, Call, Plain
 from ..redis.connect import loop_client
@@ -72,7 +74,9 @@ class AsyncReleaser:
         if self._tasks:
             raise RuntimeError("this AsyncReleaser was started before; make a new one")
         for number, keys in enumerate(self._queue._verbs.shards):
-            shard = _Shard(self._queue, keys, self._publisher, self._settings, self.stats, self._name)
+            shard = _Shard(
+                self._queue, keys, self._publisher, self._settings, self.stats, self._name, first=number == 0
+            )
             self._shards.append(shard)
             self._tasks.append(asyncio.create_task(shard.run(), name=f"delayadapters-{number}"))
 
@@ -132,7 +136,10 @@ class _Shard:
         settings: ReleaseSettings,
         stats: ReleaserStats,
         name: str,
+        *,
+        first: bool,
     ) -> None:
+        self._first = first
         self._queue = queue
         self._keys = keys
         self._publisher = publisher
@@ -160,6 +167,18 @@ class _Shard:
             await asyncio.wait([self._listener])
             if self._client is not self._queue.client:
                 await self._client.aclose()
+
+    async def _check(self) -> None:
+        """Logs what is wrong with the server, once. Not being able to ask is no reason not to start."""
+        replies: list[Any] = []
+        for question in QUESTIONS:
+            try:
+                replies.append(await self._client.execute_command(*question))
+            except Exception as error:
+                log.debug("cannot ask Redis for %s: %s", question[0], error)
+                replies.append(None)
+        for finding in look((replies[0], replies[1], replies[2]), time.time()):
+            log.warning("%s", finding.text)
 
     async def _drive(self) -> None:
         loop = self.loop
@@ -258,6 +277,9 @@ class _Shard:
                 subscription = self._client.pubsub()
                 await subscription.subscribe(self._keys.wake)
                 self._tell(None)
+                if self._first:
+                    self._first = False
+                    await self._check()
                 while True:
                     message = await subscription.get_message(timeout=30.0)
                     if message is not None:

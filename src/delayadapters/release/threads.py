@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
+from ..checks import QUESTIONS, look
 from ..redis.commands import Asker, Call, Plain
 from ..redis.connect import loop_client
 from ..redis.keys import ShardKeys
@@ -96,7 +97,14 @@ class Releaser:
                 raise RuntimeError("this Releaser was started before; make a new one")
             for number, keys in enumerate(self._queue._verbs.shards):
                 shard = _Shard(
-                    self._queue, keys, self._publisher, self._publishing, self._settings, self.stats, self._name
+                    self._queue,
+                    keys,
+                    self._publisher,
+                    self._publishing,
+                    self._settings,
+                    self.stats,
+                    self._name,
+                    first=number == 0,
                 )
                 thread = threading.Thread(target=shard.run, name=f"delayadapters-{number}", daemon=True)
                 self._shards.append(shard)
@@ -152,7 +160,10 @@ class _Shard:
         settings: ReleaseSettings,
         stats: ReleaserStats,
         name: str,
+        *,
+        first: bool,
     ) -> None:
+        self._first = first
         self._queue = queue
         self._keys = keys
         self._publisher = publisher
@@ -182,6 +193,18 @@ class _Shard:
         finally:
             self._ended.set()
             self._wake.set()
+
+    def _check(self) -> None:
+        """Logs what is wrong with the server, once. Not being able to ask is no reason not to start."""
+        replies: list[Any] = []
+        for question in QUESTIONS:
+            try:
+                replies.append(self._client.execute_command(*question))
+            except Exception as error:
+                log.debug("cannot ask Redis for %s: %s", question[0], error)
+                replies.append(None)
+        for finding in look((replies[0], replies[1], replies[2]), time.time()):
+            log.warning("%s", finding.text)
 
     def _drive(self) -> None:
         loop = self.loop
@@ -261,6 +284,9 @@ class _Shard:
                 subscription.subscribe(self._keys.wake)
                 self._tell(None)
                 self._resubscribe = False
+                if self._first:
+                    self._first = False
+                    self._check()
                 while not self._ended.is_set() and not self._resubscribe:
                     message = subscription.get_message(timeout=_SUBSCRIPTION_CHECK)
                     if message is not None and message["type"] == "message":
