@@ -9,6 +9,7 @@ import os
 import random
 import socket
 import time
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import Any, Final
 
@@ -106,8 +107,8 @@ class AsyncReleaser:
         _, late = await asyncio.wait(self._tasks, timeout=timeout)
         for task in late:
             task.cancel()
-        if late:
-            await asyncio.wait(late)
+        for task in late:
+            await _end(task)
         return not late
 
     @property
@@ -163,8 +164,7 @@ class _Shard:
             log.exception("the release loop of %s has ended", self._keys.due.decode())
             raise
         finally:
-            self._listener.cancel()
-            await asyncio.wait([self._listener])
+            await _end(self._listener)
             if self._client is not self._queue.client:
                 await self._client.aclose()
 
@@ -173,7 +173,7 @@ class _Shard:
         replies: list[Any] = []
         for question in QUESTIONS:
             try:
-                replies.append(await self._client.execute_command(*question))
+                replies.append(await _unswallowed(self._client.execute_command(*question)))
             except Exception as error:
                 log.debug("cannot ask Redis for %s: %s", question[0], error)
                 replies.append(None)
@@ -216,7 +216,7 @@ class _Shard:
     async def _send(self, request: Call[Any] | Plain[Any]) -> None:
         sent = clock()
         try:
-            answer = request.parse(await execute(self._client, request))
+            answer = request.parse(await _unswallowed(execute(self._client, request)))
         except (RedisError, OSError, EOFError) as error:
             self.loop.fault(error, clock())
         except Exception as error:
@@ -256,7 +256,7 @@ class _Shard:
         if request is None:
             return
         try:
-            answer = request.parse(await execute(self._client, request))
+            answer = request.parse(await _unswallowed(execute(self._client, request)))
         except Exception as error:  # whatever it is, the publish goes on
             log.warning("a lease could not be renewed, will retry: %r", error)
         else:
@@ -264,8 +264,7 @@ class _Shard:
 
     async def _subscribe_again(self) -> None:
         if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.wait([self._listener])
+            await _end(self._listener)
             self._listener = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
@@ -300,3 +299,26 @@ class _Shard:
     def _tell(self, message: bytes | str | None) -> None:
         self._messages.append(message.encode() if isinstance(message, str) else message)
         self._wake.set()
+
+
+async def _unswallowed(request: Awaitable[Any]) -> Any:
+    """Awaits a request so that a cancellation always arrives.
+
+    Until Python 3.12 ``asyncio.wait_for``, which redis-py waits with, may swallow one. ``asyncio.run`` cancels what is
+    left only once, and a loop that goes on would keep it, and the process, for ever.
+    """
+    task = asyncio.ensure_future(request)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise
+    return task.result()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancels a task until it has ended: see :func:`_unswallowed`."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.5)
