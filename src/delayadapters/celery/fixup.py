@@ -24,10 +24,12 @@ from celery.utils.time import maybe_iso8601
 from ..due import from_micros, resolve
 from ..errors import OutcomeUnknown, RedisFault
 from .capture import Capture, capture_message, show_eta, without_due_header
+from .control import install_control
 from .settings import Settings, make_queue, uses_quorum_queues
+from .signals import announce, task_delayed
 
 if TYPE_CHECKING:
-    from ..redis.sync import DelayQueue
+    from .queue import TaskQueue
 
 __all__ = ["DelayFixup", "fixup", "install", "installed"]
 
@@ -80,17 +82,18 @@ class DelayFixup:
         self.fallbacks = 0
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._queue: DelayQueue | None = None
+        self._queue: TaskQueue | None = None
         self._uris: tuple[Any, frozenset[str]] | None = None
         self._instance_send_task = vars(app).get("send_task")
         app._delayadapters = self
         app.send_task = self.send_task
         app.delayadapters = Proxy(self.queue)
         app.steps["worker"].add(RELEASE_STEP)
+        install_control(app)
 
     # ------------------------------------------------------------------------------------------------ the queue
 
-    def queue(self) -> DelayQueue:
+    def queue(self) -> TaskQueue:
         """The app's queue, made when first needed; after a fork a new one, so that no two processes share a socket."""
         if self._pid != os.getpid():
             self._lock, self._queue, self._pid = threading.Lock(), None, os.getpid()
@@ -197,6 +200,8 @@ class DelayFixup:
                 producer = capture.real()
                 with producer.connection._reraise_as_library_errors():
                     producer.publish(body, **publish_options)
+            else:
+                announce(task_delayed, task_id, datetime.fromisoformat(due.eta), {"task": name, "queue": queue})
 
         return store
 

@@ -63,6 +63,8 @@ class ReleaseStep(bootsteps.StartStopStep):
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
+        from . import panel  # noqa: F401  # registers the worker's remote control commands
+
         self.enabled = Settings(worker.app).embed
         super().__init__(worker, **kwargs)
 

@@ -15,6 +15,7 @@ from ..errors import LeaseLost, RecordUnreadable
 from ..jobs import Claim
 from ..release.publisher import Batch, Published
 from .message import DUE_HEADER, Message, unpack_entity
+from .signals import announce, task_released
 
 __all__ = ["CeleryPublisher"]
 
@@ -56,6 +57,7 @@ class CeleryPublisher:
                 return Published(failed, [left.entry for left in claims[index:]])
             try:
                 self._publish_one(claim)
+                announce(task_released, claim.id, from_micros(claim.due), claim.meta)
             except _BrokerDown as down:
                 self.close()
                 return Published(failed, [left.entry for left in claims[index:]], str(down))

@@ -18,14 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
-    from ..redis.sync import DelayQueue
+    from .queue import TaskQueue
 
 __all__ = ["Settings", "default_name", "make_queue"]
 
@@ -144,14 +144,20 @@ def _spellings(name: str, prefix: str | None) -> tuple[str, ...]:
     return spellings
 
 
-def make_queue(app: Celery) -> DelayQueue:
-    """A new queue with a client of its own, as the app's settings say. Opens no connection yet."""
-    from ..redis.sync import DelayQueue
+def make_queue(app: Celery, *, timeout: float | None = None) -> TaskQueue:
+    """A new queue with a client of its own, as the app's settings say. Opens no connection yet.
+
+    ``timeout``: seconds within which a verb answers or raises; default SCHEDULE_TIMEOUT.
+    """
+    from .queue import TaskQueue
 
     settings = Settings(app)
     url, options = settings.redis
+    options["timeout"] = SCHEDULE_TIMEOUT if timeout is None else timeout
     # max_payload: Celery has no limit on messages, so neither have we.
-    return DelayQueue.from_url(url, name=settings.name, timeout=SCHEDULE_TIMEOUT, max_payload=None, **options)
+    queue = cast("TaskQueue", TaskQueue.from_url(url, name=settings.name, max_payload=None, **options))
+    queue.app = app
+    return queue
 
 
 def default_name(app: Celery) -> str:
