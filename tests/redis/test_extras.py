@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayadapters import JobExists, Outcome, Payload
+from delayadapters.redis import records
 from delayadapters.redis.commands import Extras
 
 
@@ -34,7 +35,7 @@ def test_expect_stores_only_when_every_command_answers_so(queue, redis_client, k
 
 def test_expect_answers_an_error_of_its_command(queue, redis_client, key):
     redis_client.set(key, "a string")
-    with pytest.raises(Exception, match="another type|WRONGTYPE"):
+    with pytest.raises(Exception, match=r"another type|WRONGTYPE"):
         schedule(queue, b"x", "job", Extras(expect=[(("ZSCORE", key, "member"), "1")]))
     assert queue.get("job") is None
 
@@ -69,3 +70,10 @@ def test_a_publish_that_is_refused_is_no_failed_release(queue, redis_client, key
     queue.claim()
     assert redis_client.lrange(key, 0, -1) == [b"x"]
     assert queue.stats().waiting == 0
+
+
+def test_packed_commands_are_the_same_record():
+    release = [("SADD", "key", Payload.ID), ("LPUSH", ["a", "b"], Payload.BYTES)]
+    assert records.pack(b"x", {"a": "b"}, records.Packed(release)) == records.pack(b"x", {"a": "b"}, release)
+    with pytest.raises(TypeError, match="release"):
+        records.Packed(["SADD key"])

@@ -7,8 +7,9 @@ A job on another Redis is published from Python by :class:`ArqPublisher`, with t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from redis import exceptions as rx
@@ -16,6 +17,7 @@ from redis import exceptions as rx
 from ..jobs import Claim, Command, Payload
 from ..redis.commands import Call
 from ..redis.keys import ShardKeys
+from ..redis.records import Packed
 from ..redis.scripts import Script, load
 from ..release.publisher import Batch, Published
 from .settings import (
@@ -83,8 +85,14 @@ class Deferred:
             None if tries is None else int(tries),
         )
 
-    def commands(self, name: str) -> list[Command]:
-        """The direct release from the delay queue ``name``.
+    def commands(self, name: str) -> Sequence[Command]:
+        """The direct release from the delay queue ``name``."""
+        if self.limit is None and self.tries is None:
+            return _usual(self.queue, self.expires_ms, name)
+        return self._commands(name)
+
+    def _commands(self, name: str) -> list[Command]:
+        """What a release does.
 
         A result means that the job has run already, by way of a client that does not know of us. The score in arq's
         queue stays the due time, NX keeps one who is queued where he is.
@@ -102,6 +110,11 @@ class Deferred:
         out.append(("ZADD", self.queue, "NX", Payload.DUE_MS, Payload.ID))
         out.append(("PUBLISH", channel(name, self.queue), "1"))
         return out
+
+
+@lru_cache(256)
+def _usual(queue: str, expires_ms: int, name: str) -> Packed:
+    return Packed(Deferred("", queue, expires_ms)._commands(name))
 
 
 class ArqPublisher:

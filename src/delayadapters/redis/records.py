@@ -22,7 +22,7 @@ import msgpack
 from ..errors import RecordUnreadable
 from ..jobs import Command, Payload
 
-__all__ = ["Record", "id_of", "pack", "unpack"]
+__all__ = ["Packed", "Record", "id_of", "pack", "unpack"]
 
 VERSION = 1
 _STATE, _META, _DIRECT, _RAW = 1, 2, 4, 8
@@ -39,6 +39,21 @@ class Record(NamedTuple):
     attempts: int
     requeues: int
     reason: str | None
+
+
+class Packed(tuple[Command, ...]):
+    """Commands of a release that many jobs have alike, checked and packed once.
+
+    Raises:
+        TypeError: not a sequence of commands.
+    """
+
+    section: bytes
+
+    def __new__(cls, release: Sequence[Command]) -> Packed:
+        made = super().__new__(cls, release)
+        made.section = _section([_words(command) for command in made])
+        return made
 
 
 def pack(payload: bytes, meta: Mapping[str, str] | None, release: Sequence[Command] | None) -> tuple[int, bytes]:
@@ -61,7 +76,10 @@ def pack(payload: bytes, meta: Mapping[str, str] | None, release: Sequence[Comma
         if not release:
             raise ValueError("release must name at least one command: an empty one would make the job vanish")
         flags |= _DIRECT
-        parts.append(_section([_words(command) for command in release]))
+        if isinstance(release, Packed):
+            parts.append(release.section)
+        else:
+            parts.append(_section([_words(command) for command in release]))
     parts.append(payload)
     return flags, b"".join(parts)
 
