@@ -75,6 +75,8 @@ class Payload(enum.IntEnum):
     """First word of a guard, ``(Payload.UNLESS_EXISTS, key)``: when the key exists, no command after it is run."""
     ID = 5
     """The job's id."""
+    DUE_ISO = 6
+    """The job's due time as ``Job.due_at.isoformat()`` writes it (follows a reschedule)."""
 
 
 Command: TypeAlias = Sequence["str | bytes | int | Payload"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -186,6 +186,32 @@ def test_the_due_time_filled_in_follows_a_reschedule(queue, clock, redis_client,
     clock.advance(100)
     assert turn(queue, redis_client).direct == 1
     assert content(redis_client, broker + "due") == b"%d" % (expected // 1000)
+
+
+def test_the_due_time_as_text_is_pythons(queue, clock, redis_client, broker):
+    """Also within a frame around the payload, in a run of pushes to one list."""
+    rnd = random.Random(7)
+    first, last = 0, 8_835_000_000
+    seconds = sorted({first + 1, last, *(rnd.randrange(first, last) for _ in range(300)), *LEAP_DAYS})
+    moments = [datetime.fromtimestamp(n, timezone.utc) + timedelta(microseconds=n % 3 * 50) for n in seconds]
+    clock.set(1)
+    frame = ("RPUSH", broker + "q", ["<", Payload.BYTES, "|", Payload.DUE_ISO, "|", Payload.UNIQUE, ">"])
+    for number, at in enumerate(moments):
+        queue.schedule(b"%d" % number, at=at, id=f"job-{number}", release=[frame])
+    clock.set((last + 10) * 1_000_000)
+    while turn(queue, redis_client).direct:
+        pass
+    rows = [row.decode().strip("<>").split("|") for row in content(redis_client, broker + "q")]
+    assert [row[:2] for row in rows] == [[str(n), at.isoformat()] for n, at in enumerate(moments)]
+    assert len({row[2] for row in rows}) == len(moments)
+
+
+LEAP_DAYS = [
+    int(datetime(year, month, day, 23, 59, 59, tzinfo=timezone.utc).timestamp()) + more
+    for year in (1972, 2000, 2024, 2100, 2200)
+    for month, day in ((2, 28), (12, 31))
+    for more in (0, 1, 86_400, 86_401)
+]
 
 
 def test_a_retry_keeps_the_due_time(queue, clock, redis_client, broker):

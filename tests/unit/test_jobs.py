@@ -80,7 +80,7 @@ def test_outcomes_cross_processes():
 
 def test_payload_stand_ins_are_small_numbers():
     """They are packed into the record, and the release script tells them by their value."""
-    values = {"BYTES": 0, "DUE_MS": 1, "NOW_MS": 2, "UNIQUE": 3, "UNLESS_EXISTS": 4, "ID": 5}
+    values = {"BYTES": 0, "DUE_MS": 1, "NOW_MS": 2, "UNIQUE": 3, "UNLESS_EXISTS": 4, "ID": 5, "DUE_ISO": 6}
     assert {member.name: member.value for member in Payload} == values
 
 

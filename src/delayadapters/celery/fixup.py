@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -25,10 +26,12 @@ from ..due import from_micros, resolve
 from ..errors import OutcomeUnknown, RedisFault
 from .capture import Capture, capture_message, show_eta, without_due_header
 from .control import install_control
+from .direct import DirectRelease
 from .settings import Settings, make_queue, uses_quorum_queues
 from .signals import announce, task_delayed
 
 if TYPE_CHECKING:
+    from .message import Message
     from .queue import TaskQueue
 
 __all__ = ["DelayFixup", "fixup", "install", "installed"]
@@ -83,6 +86,7 @@ class DelayFixup:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._queue: TaskQueue | None = None
+        self._direct = DirectRelease(app)
         self._uris: tuple[Any, frozenset[str]] | None = None
         self._instance_send_task = vars(app).get("send_task")
         app._delayadapters = self
@@ -97,11 +101,17 @@ class DelayFixup:
         """The app's queue, made when first needed; after a fork a new one, so that no two processes share a socket."""
         if self._pid != os.getpid():
             self._lock, self._queue, self._pid = threading.Lock(), None, os.getpid()
+            self._direct = DirectRelease(self.app)
         if self._queue is None:
             with self._lock:
                 if self._queue is None:
                     self._queue = make_queue(self.app)
         return self._queue
+
+    @property
+    def direct(self) -> DirectRelease:
+        """Which messages are released inside Redis."""
+        return self._direct
 
     # ------------------------------------------------------------------------------------------------ scheduling
 
@@ -189,9 +199,7 @@ class DelayFixup:
             queue = declared[0].name if declared else message.routing_key
             task_id = str(options["task_id"])
             try:
-                self.queue().schedule(
-                    message.pack(), id=task_id, meta={"task": name, "queue": queue}, if_exists="add", **due.arguments
-                )
+                self._schedule(message, declared or (), task_id, {"task": name, "queue": queue}, due)
             except RedisFault as error:
                 self._refused(error, name, task_id)
                 if uses_quorum_queues(self.app):  # their native delay is chosen before publish: start again
@@ -204,6 +212,24 @@ class DelayFixup:
                 announce(task_delayed, task_id, datetime.fromisoformat(due.eta), {"task": name, "queue": queue})
 
         return store
+
+    def _schedule(
+        self, message: Message, declared: Sequence[Any], task_id: str, meta: dict[str, str], due: _Due
+    ) -> None:
+        queue = self.queue()
+        direct = self._direct.plan(message, declared)
+        if direct is None:
+            queue.schedule(message.pack(), id=task_id, meta=meta, if_exists="add", **due.arguments)
+        elif direct.extras is None:
+            queue.schedule(
+                direct.payload, id=task_id, meta=meta, if_exists="add", release=direct.release, **due.arguments
+            )
+        else:
+            delay, at = due.arguments.get("delay"), due.arguments.get("at")
+            queue._run(
+                queue._verbs.schedule(direct.payload, delay, at, task_id, meta, "add", direct.release, direct.extras)
+            )
+            self._direct.stored(message)
 
     def _refused(self, error: RedisFault, name: str, task_id: str) -> None:
         """Raises the error, unless delayed tasks are to go to Celery's own countdown then."""

@@ -1,5 +1,7 @@
 """A captured Celery message as it waits in Redis: everything that ``kombu.Producer.publish`` was given, resolved.
 
+(A job with a direct release has another form of payload, see :mod:`.direct`; ``Message.unpack`` reads both.)
+
 Record format, version 1: a msgpack array
 
     [1, body, content type, content encoding, headers, exchange, exchange declaration, routing key, delivery mode,
@@ -78,8 +80,12 @@ class Message:
 
     @classmethod
     def unpack(cls, record: bytes) -> Message:
-        """The message of a record. Raises RecordUnreadable when it is not one, or a newer version wrote it."""
+        """The message of a job's payload. Raises RecordUnreadable when it is none, or a newer version wrote it."""
         try:
+            if record[:1] == b'"':
+                from .direct import read_wire
+
+                return read_wire(record)
             fields = _unpack(record)
         except Exception as error:
             raise RecordUnreadable(f"not a Celery message record: {error}") from error

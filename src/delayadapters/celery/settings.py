@@ -7,6 +7,8 @@
 ``delayadapters_on_unavailable``      ``"raise"`` (default) or ``"native"``: what becomes of a delayed task while the
                                       delay Redis refuses it
 ``delayadapters_embed``               run a release loop in each worker (default true)
+``delayadapters_direct``              release inside Redis where the broker is that Redis, see :mod:`.direct` (default
+                                      true)
 ====================================  ================================================================================
 
 With ``namespace="CELERY"`` they are ``CELERY_DELAYADAPTERS_REDIS_URL`` and so on. Redis' address and name are read
@@ -27,7 +29,7 @@ from celery.exceptions import ImproperlyConfigured
 if TYPE_CHECKING:
     from .queue import TaskQueue
 
-__all__ = ["Settings", "default_name", "make_queue"]
+__all__ = ["Settings", "broker_url", "default_name", "make_queue"]
 
 DEFAULT_MIN_DELAY: Final = 1.0
 SCHEDULE_TIMEOUT: Final = 10.0
@@ -101,13 +103,21 @@ class Settings:
     @property
     def embed(self) -> bool:
         """Whether workers run a release loop."""
-        value = self._get("embed")
+        return self._switch("embed")
+
+    @property
+    def direct(self) -> bool:
+        """Whether jobs for a broker on the delay queue's own Redis are released without kombu, where that is right."""
+        return self._switch("direct")
+
+    def _switch(self, name: str) -> bool:
+        value = self._get(name)
         if value is None or isinstance(value, bool):
             return value is not False
         text = str(value).strip().lower()
         if text in _TRUE or text in _FALSE:
             return text in _TRUE
-        raise ImproperlyConfigured(f"delayadapters_embed must be true or false; got {value!r}")
+        raise ImproperlyConfigured(f"delayadapters_{name} must be true or false; got {value!r}")
 
     @property
     def name(self) -> str:
@@ -192,6 +202,14 @@ def _own_url(value: Any) -> str:
         return value
     shown = value.split("@")[-1] if isinstance(value, str) else repr(value)
     raise ImproperlyConfigured(f"delayadapters_redis_url must be a redis://, rediss:// or unix:// URL; got {shown}")
+
+
+def broker_url(app: Celery) -> str:
+    """The address of a broker that is a Redis, in redis-py's spelling. Raises ImproperlyConfigured for another one."""
+    found = _broker_redis(app)
+    if found is None:
+        raise ImproperlyConfigured("the broker is not a single Redis server")
+    return found[0]
 
 
 def _broker_redis(app: Celery) -> tuple[str, dict[str, Any]] | None:

@@ -59,12 +59,14 @@ class Broker:
     redis: RedisServer
     queue: str
     kind: str
+    direct: bool = True
 
     @property
     def conf(self) -> dict[str, Any]:
         return {
             "broker_url": self.url,
             "delayadapters_redis_url": self.redis.url,
+            "delayadapters_direct": self.direct,
             "task_default_queue": self.queue,
             "result_backend": self.redis.url.replace("/0", "/9"),
             "broker_connection_retry_on_startup": True,
@@ -98,17 +100,19 @@ def _rabbit_answers() -> bool:
     return True
 
 
-def _broker(kind: str, server: RedisServer) -> Iterator[Broker]:
+def _broker(kind: str, server: RedisServer, request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """A module that sets ``DIRECT = False`` tests leased release on Redis, too."""
+    direct = getattr(request.module, "DIRECT", True)
     queue = f"delaytest-{uuid.uuid4().hex[:12]}"
     if kind == "redis":
         server.client().flushall()
-        yield Broker(server.url, server, queue, kind)
+        yield Broker(server.url, server, queue, kind, direct)
         return
     if not _rabbit_answers():
         reason = f"no RabbitMQ at {RABBIT.split('@')[-1]} (DELAY_TEST_RABBIT)"
         pytest.fail(reason) if "CI" in os.environ else pytest.skip(reason)
     server.client().flushall()
-    yield Broker(RABBIT, server, queue, kind)
+    yield Broker(RABBIT, server, queue, kind, direct)
     with kombu.Connection(RABBIT) as connection:
         for name in (queue, f"{queue}-2", f"{queue}-exchange"):
             for delete in ("queue_delete", "exchange_delete"):
@@ -117,18 +121,18 @@ def _broker(kind: str, server: RedisServer) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def redis_broker(own_redis: RedisServer) -> Iterator[Broker]:
-    yield from _broker("redis", own_redis)
+def redis_broker(request: pytest.FixtureRequest, own_redis: RedisServer) -> Iterator[Broker]:
+    yield from _broker("redis", own_redis, request)
 
 
 @pytest.fixture
-def rabbit_broker(own_redis: RedisServer) -> Iterator[Broker]:
-    yield from _broker("rabbit", own_redis)
+def rabbit_broker(request: pytest.FixtureRequest, own_redis: RedisServer) -> Iterator[Broker]:
+    yield from _broker("rabbit", own_redis, request)
 
 
 @pytest.fixture(params=["redis", "rabbit"])
 def broker(request: pytest.FixtureRequest, own_redis: RedisServer) -> Iterator[Broker]:
-    yield from _broker(request.param, own_redis)
+    yield from _broker(request.param, own_redis, request)
 
 
 @pytest.fixture

@@ -288,13 +288,13 @@ def test_when_only_the_answer_is_lost_a_doubled_task_is_better_than_a_lost_one(
     redis_broker: Any, make_app: Callable[..., Celery], caplog: pytest.LogCaptureFixture
 ) -> None:
     app = make_app({**redis_broker.conf, "delayadapters_on_unavailable": "native"})
-    with mock.patch.object(DelayQueue, "schedule", side_effect=OutcomeUnknown("no answer")):
+    with mock.patch.object(DelayQueue, "_run", side_effect=OutcomeUnknown("no answer")):
         result = app.tasks["note"].apply_async(countdown=60)
     assert redis_broker.get().headers["id"] == result.id
     assert "runs twice" in caplog.text
     app.conf.delayadapters_on_unavailable = "raise"
     with (
-        mock.patch.object(DelayQueue, "schedule", side_effect=OutcomeUnknown("no answer")),
+        mock.patch.object(DelayQueue, "_run", side_effect=OutcomeUnknown("no answer")),
         pytest.raises(OutcomeUnknown),
     ):
         app.tasks["note"].apply_async(countdown=60)

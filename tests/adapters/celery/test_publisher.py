@@ -19,6 +19,8 @@ from delayadapters.celery.publisher import CeleryPublisher
 from delayadapters.errors import RecordUnreadable
 from delaytests.server import free_port
 
+DIRECT = False
+
 
 @pytest.fixture
 def publisher(app: Celery) -> Any:

@@ -91,6 +91,7 @@ def test_a_retry_that_comes_before_the_first_entrys_ack(
 ) -> None:
     """The released task has run, failed and scheduled its retry under its id before the publisher has returned."""
     conf = redis_broker.conf | {"delayadapters_embed": False, "delayadapters_min_delay": 0.1}
+    conf["delayadapters_direct"] = False  # a direct release needs no ack
     app = make_app(conf)
     worker(conf, "threads")
     queue = app.delayadapters

@@ -1,5 +1,23 @@
 -- The commands of a direct release in a record: reading them, and filling in what they leave open. Needs: clock, entries.
 local UNLESS_EXISTS = 4
+-- As Python's isoformat(): "2026-11-29T19:43:41+00:00", with six digits of a second unless they are all 0.
+local function iso(at)
+  local floor = math.floor
+  local seconds = floor(at / 1000000)
+  local days, fraction = floor(seconds / 86400), at - seconds * 1000000
+  local of_day = seconds - days * 86400
+  -- Years beginning in March, in eras of 400 years, so that a leap day is the last of its year.
+  local z = days + 719468
+  local era = floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = floor((doe - floor(doe / 1460) + floor(doe / 36524) - floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + floor(yoe / 4) - floor(yoe / 100))
+  local mp = floor((5 * doy + 2) / 153)
+  local month = mp < 10 and mp + 3 or mp - 9
+  return string.format('%04d-%02d-%02dT%02d:%02d:%02d', yoe + era * 400 + (month <= 2 and 1 or 0), month,
+    doy - floor((153 * mp + 2) / 5) + 1, floor(of_day / 3600), floor(of_day / 60) % 60, of_day % 60)
+    .. (fraction > 0 and string.format('.%06d', fraction) or '') .. '+00:00'
+end
 local FILL = {
   [0] = function(job) return job.payload end,
   [1] = function(job) return num(math.floor(job.due / 1000)) end,
@@ -9,6 +27,7 @@ local FILL = {
     return string.sub(redis.sha1hex(job.entry .. num(job.at) .. ':' .. job.salt), 1, 32)
   end,
   [5] = function(job) return id_of(job.entry) end,
+  [6] = function(job) return iso(job.due) end,
 }
 local function fill(word, job)
   if type(word) == 'number' then return FILL[word](job) end
