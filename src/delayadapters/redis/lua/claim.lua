@@ -43,7 +43,7 @@ if last_call == call then
     redis.call('ZREM', leased, unpack(taken))
     deadline = new_deadline(at, tonumber(length))
     lease_all(taken, deadline)
-    records = redis.call('HMGET', entries, unpack(fields_of(taken)))
+    records = redis.call('HMGET', entries, unpack((fields_of(taken))))
   end
 else
   if #ARGV >= acks_at then
@@ -78,32 +78,37 @@ else
   local ready = tonumber(limit) > 0 and redis.call('ZRANGE', due, '-inf', num(at), 'BYSCORE', 'LIMIT', 0, limit) or {}
   if #ready > 0 then
     worked = true
-    local got = fetch(ready, tonumber(max_bytes))
+    local got, fields, mixed = fetch(ready, tonumber(max_bytes))
     ready = first(ready, #got)
     redis.call('ZREM', due, unpack(ready))
-    local pushes, pushed_records = {}, {}
+    local line = direct_line(ready, got, fields, at)
+    local directs = false
     for i = 1, #ready do
       local record = got[i]
-      local bits = record and readable(record)
-      if not record then
+      local payload = record and same_push(record)
+      local bits = record and not payload and readable(record)
+      if payload then
+        line.push(i, last_push, payload)
+      elseif not record then
         notes[#notes + 1] = { id_of(ready[i]), 'dropped', 'no record' }
       elseif not bits then
         bury(ready[i], record, at, 'unreadable record')
         notes[#notes + 1] = { id_of(ready[i]), 'dead', 'unreadable record' }
       elseif bits % (2 * DIRECT) >= DIRECT then
-        local n = #pushes + 1
-        pushes[n], pushed_records[n] = ready[i], record
         -- In due order, the first is the latest; only after a retry is a job's due time before its place.
-        if n == 1 or bits % 2 == 1 then latest = math.max(latest, at - due_of(record)) end
+        if not directs or bits % 2 == 1 then latest = math.max(latest, at - due_of(record)) end
+        directs = true
+        local ok, push, value = pcall(read_push, record)
+        if ok and push then line.push(i, push, value) else line.add(i) end
       else
         local n = #taken + 1
         taken[n], records[n] = ready[i], record
       end
     end
-    if #pushes > 0 then
-      local done, failed = run_direct(pushes, pushed_records, at)
+    if directs then
+      local done, failed = line.finish()
       direct = #done
-      note_released(forget(done))
+      note_released(forget_fields(done, mixed))
       for _, one in ipairs(failed) do
         local job, reason = one[1], one[2]
         local full = string.sub(reason, 1, 3) == 'OOM' or string.find(reason, ' OOM ', 1, true)

@@ -26,48 +26,58 @@ local function run_each(job)
     job.state[4] = job.state[4] + 1
   end
 end
--- Runs them all; returns the entries released, and a list of {job, error}.
-local function run_direct(list, records, at)
+-- Takes the direct jobs of a batch one after the other, by their index in it, and runs them in that order:
+-- add(i): whatever its commands are. push(i, push, payload): it is this push. finish(): runs what is gathered; answers
+-- the fields of those released, and a list of {job, error}.
+local function direct_line(list, records, fields, at)
   local done, failed = {}, {}
-  local verb, key, values, which
-  local push_of = push_reader()
-  local function finish(i, job, err)
-    if not err then
-      done[#done + 1] = list[i]
-      return
+  -- The run: {verb, key, value, ...}, whose jobs they are, and the push all of them have.
+  local words, which, count, like
+  local function ended(i, job, err)
+    if err then
+      failed[#failed + 1] = { job or read_job(list[i], records[i], at), err }
+    else
+      done[#done + 1] = fields[i]
     end
-    failed[#failed + 1] = { job or read_job(list[i], records[i], at), err }
   end
   local function flush()
-    if not which then return end
-    local err = run_one({ verb, key, unpack(values) })
-    for k = 1, #which do finish(which[k], nil, err) end
-    which = nil
+    if not words then return end
+    local err = run_one(words)
+    for k = 1, count do ended(which[k], nil, err) end
+    words, like = nil, nil
   end
-  local function gather(i, to, onto, value)
-    if which and (verb ~= to or key ~= onto) then flush() end
-    if not which then verb, key, values, which = to, onto, {}, {} end
-    local n = #which + 1
-    values[n], which[n] = value, i
+  local function gather(i, verb, key, value)
+    if words and (words[1] ~= verb or words[2] ~= key) then flush() end
+    if not words then words, which, count = { verb, key }, {}, 0 end
+    count = count + 1
+    words[count + 2], which[count] = value, i
   end
-  for i = 1, #list do
-    local record = records[i]
-    local ok, push, payload = pcall(push_of, record)
-    if ok and push then
+  local line = {}
+  function line.push(i, push, payload)
+    if push ~= like then
       gather(i, push[1], push[2], payload)
+      like = push
     else
-      local read, job = pcall(read_job, list[i], record, at)
-      local only = read and job.count == 1 and job.todo[1]
-      if not read then
-        finish(i, { entry = list[i], record = record, state = { 0, 0, '', 0 }, broken = true }, 'unreadable commands')
-      elseif only and #only == 3 and (only[1] == 'LPUSH' or only[1] == 'RPUSH') then
-        gather(i, only[1], only[2], only[3])
-      else
-        flush()
-        finish(i, job, run_each(job))
-      end
+      count = count + 1
+      words[count + 2], which[count] = payload, i
     end
   end
-  flush()
-  return done, failed
+  function line.add(i)
+    like = nil
+    local read, job = pcall(read_job, list[i], records[i], at)
+    local only = read and job.count == 1 and job.todo[1]
+    if not read then
+      ended(i, { entry = list[i], record = records[i], state = { 0, 0, '', 0 }, broken = true }, 'unreadable commands')
+    elseif only and #only == 3 and (only[1] == 'LPUSH' or only[1] == 'RPUSH') then
+      gather(i, only[1], only[2], only[3])
+    else
+      flush()
+      ended(i, job, run_each(job))
+    end
+  end
+  function line.finish()
+    flush()
+    return done, failed
+  end
+  return line
 end

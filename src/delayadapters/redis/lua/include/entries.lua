@@ -6,7 +6,7 @@
 -- the payload. state is msgpack {attempts, requeues, reason, commands done}.
 local STATE, META, DIRECT, RAW, VERSION = 1, 2, 4, 8, 16
 -- What runs once a job and script is worth a local: a claim's time is a hundred times that of these few lines.
-local byte, sub = string.byte, string.sub
+local byte, sub, find = string.byte, string.sub, string.find
 
 local function further(entry) return (byte(entry, 6) or 0) % 2 == 1 end
 local function id_of(entry) return sub(entry, 7) end
@@ -14,10 +14,19 @@ local function field_of(entry)
   if (byte(entry, 6) or 0) % 2 == 1 then return '\254' .. entry end
   return sub(entry, 7)
 end
-local function fields_of(list)
-  local out = {}
-  for i = 1, #list do out[i] = field_of(list[i]) end
-  return out
+-- Their fields from the `from`-th on, put into `out`; and whether any is a further one's.
+local function fields_of(list, from, upto, out)
+  local mixed = false
+  out = out or {}
+  for i = from or 1, upto or #list do
+    local entry = list[i]
+    if (byte(entry, 6) or 0) % 2 == 1 then
+      out[i], mixed = '\254' .. entry, true
+    else
+      out[i] = sub(entry, 7)
+    end
+  end
+  return out, mixed
 end
 local function flag(record, bit) return byte(record, 1) % (2 * bit) >= bit end
 local function due_of(record) return (struct.unpack('>I7', record, 8)) end
@@ -53,23 +62,24 @@ end
 local function wrapped(entry, record, at, reason)
   return with_state(string.char(VERSION + RAW) .. string.sub(entry .. '\0\0\0\0\0\0', 1, 6) .. struct.pack('>I7', at) .. record, { 0, 0, reason, 0 })
 end
--- Forgets the records of entries that have left every zset; answers their ids.
-local function forget(list)
-  local fields, ids, gone = {}, {}, {}
-  for i = 1, #list do
-    local entry = list[i]
-    local id = sub(entry, 7)
-    ids[i], fields[i] = id, id
-    if further(entry) then
-      local key = '\255' .. id
-      fields[i] = '\254' .. entry
-      gone[key] = gone[key] or {}
-      gone[key][sub(entry, 1, 6)] = true
-    end
-  end
+-- Forgets the records in these fields, whose entries have left every zset; answers their ids. mixed: as fields_of says.
+local function forget_fields(fields, mixed)
   -- unpack overflows past about 7,000 arguments, and an id may have more entries than that.
   for from = 1, #fields, 1000 do
     redis.call('HDEL', entries, unpack(fields, from, math.min(from + 999, #fields)))
+  end
+  if not mixed then return fields end
+  local ids, gone = {}, {}
+  for i = 1, #fields do
+    local field = fields[i]
+    ids[i] = field
+    if byte(field, 1) == 254 then
+      local id = sub(field, 8)
+      local key = '\255' .. id
+      ids[i] = id
+      gone[key] = gone[key] or {}
+      gone[key][sub(field, 2, 7)] = true
+    end
   end
   for key, those in pairs(gone) do
     local numbers, left = redis.call('HGET', entries, key) or '', {}
@@ -81,3 +91,4 @@ local function forget(list)
   end
   return ids
 end
+local function forget(list) return forget_fields(fields_of(list)) end

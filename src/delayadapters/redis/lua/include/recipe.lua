@@ -36,13 +36,19 @@ local function fill(word, job)
   for i = 1, #word do parts[i] = fill(word[i], job) end
   return table.concat(parts)
 end
+-- Mostly all jobs of a queue have the same commands.
+local last_packed, last_commands
+local function unpacked(packed)
+  if packed ~= last_packed then last_packed, last_commands = packed, cmsgpack.unpack(packed) end
+  return last_commands
+end
 -- The commands still to run, filled in. Raises for a section that is not one of commands.
 local function read_job(entry, record, at)
   local state, after = state_of(record)
   local _, packed
   if flag(record, META) then _, after = struct.unpack('>I4c0', record, after) end
   packed, after = struct.unpack('>I4c0', record, after)
-  local commands = cmsgpack.unpack(packed)
+  local commands = unpacked(packed)
   local job = {
     entry = entry, record = record, at = at, due = due_of(record), state = state,
     count = #commands, todo = {}, payload = string.sub(record, after),
@@ -57,24 +63,26 @@ local function read_job(entry, record, at)
   return job
 end
 -- Mostly a record is one push of its payload to a list, and those before and after it have the same: read once a run.
--- Answers a function of a record: the command (nil: it is another one, or begun), and the payload.
-local function push_reader()
-  local like, section, stop, push
-  return function(record)
-    local bits = byte(record)
-    if bits ~= like or sub(record, 15, stop) ~= section then
-      like, push = nil, nil
-      if bits % 2 == 1 then return nil end
-      local after, packed = 15
-      if flag(record, META) then after = after + 4 + struct.unpack('>I4', record, after) end
-      packed, after = struct.unpack('>I4c0', record, after)
-      local commands = cmsgpack.unpack(packed)
-      local only = #commands == 1 and commands[1]
-      if only and #only == 3 and (only[1] == 'LPUSH' or only[1] == 'RPUSH') and type(only[2]) == 'string'
-        and only[3] == 0 then push = only end
-      like, stop = bits, after - 1
-      section = sub(record, 15, stop)
-    end
-    return push, push and sub(record, stop + 1)
+-- Of the last push read: its record's flags and sections, where the payload begins, and the command.
+local push_bits, push_sections, push_payload_at, last_push
+-- The payload, when this record is the same push as the last one read.
+local function same_push(record)
+  if push_bits and byte(record, 1) == push_bits and find(record, push_sections, 15, true) == 15 then
+    return sub(record, push_payload_at)
   end
+end
+-- {verb, key, ...} and the payload; nil when it is other commands, or begun. Raises for a section not of commands.
+local function read_push(record)
+  push_bits = nil
+  local bits = byte(record, 1)
+  if bits % 2 == 1 then return nil end
+  local after, packed = 15
+  if flag(record, META) then after = after + 4 + struct.unpack('>I4', record, after) end
+  packed, after = struct.unpack('>I4c0', record, after)
+  local commands = unpacked(packed)
+  local only = #commands == 1 and commands[1]
+  if not only or #only ~= 3 or (only[1] ~= 'LPUSH' and only[1] ~= 'RPUSH') then return nil end
+  if type(only[2]) ~= 'string' or only[3] ~= 0 then return nil end
+  push_bits, push_sections, push_payload_at, last_push = bits, sub(record, 15, after - 1), after, only
+  return only, sub(record, after)
 end
