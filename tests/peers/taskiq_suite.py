@@ -1,4 +1,4 @@
-"""Runs taskiq's own tests twice: as they are, and with a DelayMiddleware on every broker; prints counts and differences.
+"""Runs taskiq's own tests twice: as they are, and with a DelayMiddleware on every broker; prints counts, differences.
 
     tests/peers/taskiq_suite.py [--only stock|ours] [pytest arguments…]
 
