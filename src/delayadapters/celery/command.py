@@ -1,6 +1,7 @@
 """``celery -A proj delay …``: found through the entry-point group ``celery.commands``.
 
 Every ``celery`` call imports this module: it must stay light, so what a command needs is imported when it runs.
+(``panel`` needs no more than ``celery inspect`` has imported already; it makes ``celery inspect delayed`` known.)
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import Any
 
 import click
 from celery.bin.base import LOG_LEVEL, CeleryCommand, CeleryOption, handle_preload_options
+
+from . import panel  # noqa: F401
+from .steer import add_commands
 
 __all__ = ["delay"]
 
@@ -57,3 +61,6 @@ def run(ctx: click.Context, batch: int, lease: float, loglevel: int, logfile: st
     logger.info("delay release: queue %r, broker %s", Settings(app).name, app.connection_for_write().as_uri())
     releaser.run()
     logger.info("delay release: stopped")
+
+
+add_commands(delay)

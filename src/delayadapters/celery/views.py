@@ -42,6 +42,7 @@ def job_view(job: Job) -> dict[str, Any]:
 _SHOWN = (
     "argsrepr", "kwargsrepr", "retries", "expires", "root_id", "parent_id", "group", "origin", "timelimit", "stamps",
 )  # fmt: skip
+_NOTHING = (None, {}, [None, None])
 
 
 def message_view(job: Job) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def message_view(job: Job) -> dict[str, Any]:
         message = Message.unpack(job.payload)
     except DelayError as error:
         return {"unreadable": str(error)}
-    view: dict[str, Any] = {name: message.headers[name] for name in _SHOWN if message.headers.get(name) is not None}
+    view: dict[str, Any] = {name: message.headers[name] for name in _SHOWN if message.headers.get(name) not in _NOTHING}
     view["routing_key"] = message.routing_key
     if message.exchange:
         view["exchange"] = message.exchange
