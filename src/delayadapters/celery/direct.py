@@ -252,7 +252,9 @@ class _Recorder:
             pass
 
         Transport.Channel = Channel
-        self._connection = app.connection_for_write(transport=Transport)
+        self._connection = app.connection_for_write()
+        # Not as an argument: in "redis+socket://…" the URL's own transport would win.
+        self._connection.transport_cls = Transport
         self._channel: Any = self._connection.transport.create_channel(self._connection.transport)
         self._producer: Any = app.amqp.Producer(self._channel, auto_declare=False)
         self._lock = threading.Lock()

@@ -251,7 +251,9 @@ def _own_connection(app: Celery) -> Any:
             options["socket_timeout"] = CONFIRM_TIMEOUT
         if options.get("socket_connect_timeout") is None:
             options["socket_connect_timeout"] = CONNECT_TIMEOUT
-        connection = app.connection_for_write(transport=_without_retries(connection.get_transport_cls()))
+        transport = _without_retries(connection.get_transport_cls())
+        connection = app.connection_for_write()
+        connection.transport_cls = transport  # an argument would lose against the URL's own in "redis+socket://…"
     connection.transport_options = options
     return connection
 
