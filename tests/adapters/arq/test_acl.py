@@ -36,6 +36,6 @@ async def test_the_documented_rights_suffice(server, stock, make_pool, work, cap
     now = await pool.enqueue_job("flaky")
     assert await now.result(timeout=10, poll_delay=0.02) == "ok"
     assert len(await pool.queued_jobs()) == 1
-    assert len(await pool.all_job_results()) == 3
+    assert {r.job_id for r in await pool.all_job_results()} == {"one", now.job_id}
     assert worker.releaser.stats.failed == 0
     assert "perm" not in caplog.text.lower()
