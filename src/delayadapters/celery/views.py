@@ -42,7 +42,7 @@ def job_view(job: Job) -> dict[str, Any]:
 _SHOWN = (
     "argsrepr", "kwargsrepr", "retries", "expires", "root_id", "parent_id", "group", "origin", "timelimit", "stamps",
 )  # fmt: skip
-_NOTHING = (None, {}, [None, None])
+_NOTHING: tuple[Any, ...] = (None, {}, [None, None])
 
 
 def message_view(job: Job) -> dict[str, Any]:
