@@ -16,7 +16,7 @@ class RedisContainer:
     port = 6379
 
     def __init__(self, image: str) -> None:
-        self._server = RedisServer()
+        self._server = RedisServer(aof="no")  # persistent, else the release loop warns, into logs that tests compare
 
     def __enter__(self) -> RedisContainer:
         self._server.start()
