@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-matrix test-core5 test-celery test-arq test-arq-suite test-taskiq test-taskiq-suite coverage bench bench-arq bench-taskiq lint format envs clean
+.PHONY: help demo test test-core test-matrix test-core5 test-celery test-arq test-arq-suite test-taskiq test-taskiq-suite coverage bench bench-arq bench-celery bench-taskiq lint format envs clean
 
 PYTHON ?= python3
 ENVS := .envs
@@ -22,7 +22,7 @@ endif
 
 core8_packages  := -e '.[cli,metrics]' --group test hiredis 'redis>=8,<9'
 core5_packages  := -e '.[cli,metrics]' --group test 'redis>=5.0.1,<5.1'
-celery_packages := -e '.[celery,cli]' --group test --group demo hiredis
+celery_packages := -e '.[celery,cli]' --group test --group demo hiredis pyyaml
 arq_packages    := -e '.[arq,cli]' --group test 'arq[watch]'
 arqsuite_packages := -e '.[arq,cli]' --group servers --group arq-suite
 taskiq_packages := -e '.[taskiq,cli]' --group test --group taskiq
@@ -82,6 +82,9 @@ bench: $(ENVS)/core8.ok ## The benchmarks (ARGS go to benchmarks/run.py)
 
 bench-arq: $(ENVS)/arq.ok ## The arq benchmarks, beside stock arq (ARGS go to benchmarks/arq_run.py)
 	$(ENVS)/arq/bin/python benchmarks/arq_run.py $(ARGS)
+
+bench-celery: $(ENVS)/celery.ok ## The Celery benchmarks, beside native Celery (ARGS go to benchmarks/celery_run.py)
+	$(ENVS)/celery/bin/python benchmarks/celery_run.py $(ARGS)
 
 bench-taskiq: $(ENVS)/taskiq.ok ## The taskiq benchmarks, beside the stock scheduler (ARGS go to benchmarks/taskiq_run.py)
 	$(ENVS)/taskiq/bin/python benchmarks/taskiq_run.py $(ARGS)
