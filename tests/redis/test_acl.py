@@ -92,6 +92,7 @@ PRODUCER = {
     "schedule_many": (None, lambda q: q.schedule_many([NewJob(b"x", 5), NewJob(b"y", 5)])),
     "cancel": ("waiting", lambda q: q.cancel("a")),
     "cancel, released before": ("released", lambda q: q.cancel("a")),
+    "cancel, released with many before": ("many released", lambda q: q.cancel("a0")),
     "reschedule": ("waiting", lambda q: q.reschedule("a", delay=7)),
     "release_now": ("waiting", lambda q: q.release_now("a")),
     "replay": ("dead", lambda q: q.replay("a")),
@@ -122,6 +123,7 @@ RELEASER = {
     "claim": ("due", lambda q: q.claim()),
     "claim, a lease passed": ("lapsed", lambda q: q.claim()),
     "claim, direct": ("direct", lambda q: q.claim()),
+    "claim, many direct": ("many direct", lambda q: q.claim()),
     "ack": ("leased", lambda q: q.ack(q.held)),
     "give_back": ("leased", lambda q: q.give_back(q.held)),
     "fail": ("leased", lambda q: q.fail(q.held, "why", retry_in=1)),
@@ -147,11 +149,17 @@ def prepare(boss: DelayQueue, what: str | None) -> list:
     elif what == "due":
         boss.schedule_many([NewJob(b"x", 0, id="a"), NewJob(b"x", 0, id="a")], if_exists="add")
     elif what == "direct":
-        boss.schedule(b"x", delay=0, id="a", release=[("RPUSH", "{delayadapters:0}:broker", "x")])
+        boss.schedule(b"x", delay=0, id="a", release=[("LPUSH", "{delayadapters:0}:broker", "x")])
     elif what == "lapsed":
         boss.schedule(b"x", delay=0, id="a")
         boss.claim(lease=0.001)
         wait_until(lambda: boss.stats().leased == 1)
+    elif what in ("many direct", "many released"):
+        release = [("LPUSH", "{delayadapters:0}:broker", "x")]
+        boss.schedule_many([NewJob(b"x", 0, id=f"a{n}", release=release) for n in range(30)])
+        if what == "many released":
+            boss.claim()
+            boss.schedule(b"new", delay=9, id="a0")
     elif what == "leased":
         boss.schedule(b"x", delay=0, id="a")
         return boss.claim()
@@ -168,7 +176,7 @@ def boss(server, admin):
 
 
 def test_the_lines_of_the_page_run_as_they_stand(server, admin):
-    assert len(LINES) == 4
+    assert len(LINES) == 5
     for line in LINES:
         assert admin.execute_command(*line.split()) in (b"OK", True)
     for user in ("delay-producer", "delay-releaser", "delay-both"):
@@ -191,7 +199,7 @@ def test_a_producer_may_do_its_verbs(open_queue, boss, user):
 
 @pytest.mark.parametrize("user", ["delay-releaser", "delay-both"])
 def test_a_releaser_may_do_its_verbs(open_queue, boss, user):
-    queue = open_queue(user, also=("+rpush",))
+    queue = open_queue(user, also=("+lpush",))
     for name, (what, call) in RELEASER.items():
         queue.held = prepare(boss, what)
         try:
@@ -230,13 +238,13 @@ class AsyncCollect(Collect):
 
 
 def test_a_releaser_works_with_these_rights(open_queue, boss):
-    producer, queue = open_queue("delay-producer"), open_queue("delay-releaser", also=("~broker", "+rpush"))
+    producer, queue = open_queue("delay-producer"), open_queue("delay-releaser", also=("~broker", "+lpush"))
     publisher = Collect()
     dead_job(boss, "dead")
     with Releaser(queue, publisher, lease=5) as releaser:
         producer.schedule(b"1", delay=0)
         producer.schedule(b"2", delay=0.2)
-        producer.schedule(b"3", delay=0, release=[("RPUSH", "broker", "3")])
+        producer.schedule(b"3", delay=0, release=[("LPUSH", "broker", "3")])
         producer.replay("dead")
         wait_until(lambda: len(publisher.payloads) == 3 and releaser.stats.direct == 1)
         # Long enough for a look of every kind: the watch renewed, the head, the clock and leases.
@@ -275,7 +283,7 @@ def test_without_any_one_command_something_is_refused_and_nothing_half_done(
     atomic = redis_server.version >= (7,)
     needless = []
     for name in commands_of(user):
-        queue = open_queue(user, without=f"+{name}", also=("+rpush",))
+        queue = open_queue(user, without=f"+{name}", also=("+lpush",))
         refused = []
         for verb, (what, call) in verbs.items():
             queue.held = prepare(boss, what)
@@ -382,8 +390,8 @@ def boss_address(client) -> str:
 
 def test_a_direct_release_without_the_brokers_command_waits(open_queue, boss):
     queue = open_queue("delay-releaser")
-    boss.schedule(b"x", delay=0, id="a", release=[("RPUSH", "{delayadapters:0}:broker", "x")])
+    boss.schedule(b"x", delay=0, id="a", release=[("LPUSH", "{delayadapters:0}:broker", "x")])
     assert queue.claim() == []
     job = boss.get("a")
     assert (job.state, job.attempts) == (State.WAITING, 1)
-    assert "rpush" in job.reason.lower() or "can't run this command" in job.reason
+    assert "lpush" in job.reason.lower() or "can't run this command" in job.reason

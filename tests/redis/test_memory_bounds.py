@@ -121,6 +121,48 @@ def test_ten_thousand_released_ids_are_remembered_and_not_much_more(queue, redis
     assert queue.cancel("j0") is Outcome.NOT_FOUND
 
 
+NOTHING = [("DEL", "nothing")]
+
+
+def release_many(queue, ids):
+    """In batches of hundreds, as a drain does."""
+    queue.schedule_many([NewJob(b"", 0, id=id, release=NOTHING) for id in ids])
+    while queue.stats().due:
+        assert queue.claim(500) == []
+
+
+def test_of_those_released_many_at_once_ten_thousand_are_remembered_too(queue, redis_client):
+    keys = keys_of(queue)
+    for at in range(0, 24_000, 4000):
+        release_many(queue, [f"j{n}" for n in range(at, at + 4000)])
+        assert redis_client.llen(keys.released_new) <= 10_000
+    assert 3_590_000 < redis_client.pttl(keys.released_new) <= 3_600_000
+    for n in (23_999, 20_000, 14_001):
+        assert queue.cancel(f"j{n}") is Outcome.RELEASED
+        assert queue.reschedule(f"j{n}", delay=1) is Outcome.RELEASED
+    assert queue.cancel("j0") is Outcome.NOT_FOUND
+
+
+def test_questions_empty_the_list_and_nothing_is_forgotten_by_it(queue, redis_client):
+    keys = keys_of(queue)
+    ids = [f"j{n}" for n in range(1000)]
+    release_many(queue, ids)
+    for left in (750, 500, 250, 0, 0):
+        assert queue.cancel("nobody") is Outcome.NOT_FOUND
+        assert redis_client.llen(keys.released_new) == left
+    assert redis_client.scard(keys.released) == 1000
+    assert all(queue.cancel(id) is Outcome.RELEASED for id in ids[::50])
+
+
+def test_a_new_job_of_an_id_released_with_many_is_cancelled_as_such(queue):
+    release_many(queue, [f"j{n}" for n in range(600)])
+    for id in ("j0", "j599"):
+        queue.schedule(b"", delay=5, id=id)
+        assert queue.cancel(id) is Outcome.CANCELLED
+        assert queue.cancel(id) is Outcome.NOT_FOUND
+    assert queue.cancel("j1") is queue.cancel("j598") is Outcome.RELEASED
+
+
 def test_released_ids_are_forgotten_an_hour_after_the_last_release(queue, redis_client):
     keys = keys_of(queue)
     release(queue, ["a"])

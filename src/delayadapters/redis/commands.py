@@ -291,6 +291,7 @@ _KINDS: Final = {
     "calls_old": "hash",
     "released": "set",
     "released_old": "set",
+    "released_new": "list",
 }
 
 

@@ -22,6 +22,7 @@ class ShardKeys:
     ``{n:s}:loops``       hash    loop → its last call and lease, so that a repeated call gets the same answer
     ``{n:s}:calls``       hash    call token → answer, for calls that changed something; expires (and ``:calls-old``)
     ``{n:s}:released``    set     ids released recently; expires (and ``:released-old``)
+    ``{n:s}:released-new``  list  ids released many at once, recently; expires
     ``{n:s}:wake``        channel the head changed, or help is wanted
     ====================  ======  ===================================================================================
     """
@@ -37,6 +38,7 @@ class ShardKeys:
     calls_old: bytes
     released: bytes
     released_old: bytes
+    released_new: bytes
     wake: bytes
 
     @classmethod

@@ -1,7 +1,7 @@
 -- Ends a job that no worker has started: one that waits with us, or in arq's queue.
--- keys: due leased dead entries calls calls_old released released_old
+-- keys: due leased dead entries calls calls_old
 -- args: now call job result expires retry in_progress queue id outcome ttl
--- include: clock entries byid once released
+-- include: clock entries byid once
 -- outcome: what to keep as arq's result ('' for nothing), for ttl milliseconds.
 -- Returns aborted (it will not run; the result is stored) | in_flight (being released right now) | running | finished |
 -- not_found.

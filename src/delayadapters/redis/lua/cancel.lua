@@ -1,7 +1,7 @@
 -- Cancels every waiting entry of an id.
--- keys: due leased dead entries calls calls_old released released_old
+-- keys: due leased dead entries calls calls_old released released_old released_new
 -- args: now call id
--- include: clock entries byid once released
+-- include: clock entries byid once released recall
 -- Returns cancelled (final: the job will not be released) | in_flight (an entry is leased, and stays so) | released |
 -- not_found.
 local before = answered()
@@ -20,10 +20,7 @@ for from = 1, #cancelled, 1000 do
   redis.call('ZREM', due, unpack(cancelled, from, math.min(from + 999, #cancelled)))
 end
 forget(cancelled)
-if was then
-  redis.call('SREM', released, id)
-  redis.call('SREM', released_old, id)
-end
+if was then unremember(id) end
 local outcome = leases > 0 and 'in_flight' or 'cancelled'
 -- Under maxmemory a cancel must still work: the first write above is allowed, and then every further one is.
 answer(outcome, clock())

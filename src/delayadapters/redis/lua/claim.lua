@@ -1,5 +1,5 @@
 -- One turn of a release loop: acks what it published, re-queues expired leases, then claims what is due.
--- keys: due leased dead entries watch loops released released_old
+-- keys: due leased dead entries watch loops released released_old released_new
 -- args: now owner call about length limit max_bytes watch_ms help retry_base retry_cap max_attempts wake fence acks...
 -- include: clock entries fetch lease released settle recipe direct wake
 -- owner, call: who asks, and a number that is repeated when the same request is: its batch is then answered again.
@@ -29,6 +29,7 @@ redis.call('ZCARD', due)
 redis.call('ZCARD', dead)
 redis.call('HLEN', entries)
 redis.call('SCARD', released)
+redis.call('LLEN', released_new)
 local holder = redis.call('GET', watch)
 local last_call, last_deadline = string.match(mine or '', '^(%S+) (%S+)')
 local worked = false

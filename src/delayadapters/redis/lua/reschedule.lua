@@ -1,7 +1,7 @@
 -- Gives every waiting entry of an id a new due time.
--- keys: due leased dead entries calls calls_old released released_old
+-- keys: due leased dead entries calls calls_old released released_old released_new
 -- args: now call id when wake
--- include: clock entries byid once released wake
+-- include: clock entries byid once released recall wake
 -- when: > 0 microseconds since the epoch, <= 0 minus a relative delay.
 -- Returns rescheduled | in_flight | released | not_found.
 local before = answered()

@@ -1,5 +1,5 @@
 -- Ends claims that were not published: given back, to be retried later, or dead.
--- keys: due leased dead entries calls calls_old released released_old
+-- keys: due leased dead entries calls calls_old released released_old released_new
 -- args: now call fence verdicts wake
 -- include: clock entries lease once released settle wake
 -- verdicts: msgpack, flat: entry, verb, pause, reason, ... verb: ack | back (no attempt counted) | retry (attempts + 1,
@@ -14,6 +14,7 @@ local _, head = head_of(due)
 redis.call('ZCARD', dead)
 redis.call('HLEN', entries)
 redis.call('SCARD', released)
+redis.call('LLEN', released_new)
 local earliest
 for i = 1, #list, 4 do
   local entry, verb, pause, reason = list[i], list[i + 1], list[i + 2], list[i + 3]

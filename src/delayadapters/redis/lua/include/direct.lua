@@ -30,27 +30,24 @@ end
 -- add(i): whatever its commands are. push(i, push, payload): it is this push. finish(): runs what is gathered; answers
 -- the fields of those released, and a list of {job, error}.
 local function direct_line(list, records, fields, at)
-  local done, failed = {}, {}
-  -- The run: {verb, key, value, ...}, whose jobs they are, and the push all of them have.
-  local words, which, count, like
-  local function ended(i, job, err)
-    if err then
-      failed[#failed + 1] = { job or read_job(list[i], records[i], at), err }
-    else
-      done[#done + 1] = fields[i]
-    end
+  local members, count, failed, broke = {}, 0, {}, {}
+  -- The run: {verb, key, value, ...}, where in `members` it begins, and the push all of them have.
+  local words, begin, like
+  local function fail(i, job, err)
+    failed[#failed + 1] = { job or read_job(list[i], records[i], at), err }
+    broke[i] = true
   end
   local function flush()
     if not words then return end
     local err = run_one(words)
-    for k = 1, count do ended(which[k], nil, err) end
+    for k = begin, err and count or 0 do fail(members[k], nil, err) end
     words, like = nil, nil
   end
   local function gather(i, verb, key, value)
     if words and (words[1] ~= verb or words[2] ~= key) then flush() end
-    if not words then words, which, count = { verb, key }, {}, 0 end
+    if not words then words, begin = { verb, key }, count + 1 end
     count = count + 1
-    words[count + 2], which[count] = value, i
+    members[count], words[count - begin + 3] = i, value
   end
   local line = {}
   function line.push(i, push, payload)
@@ -59,24 +56,35 @@ local function direct_line(list, records, fields, at)
       like = push
     else
       count = count + 1
-      words[count + 2], which[count] = payload, i
+      members[count], words[count - begin + 3] = i, payload
     end
   end
   function line.add(i)
     like = nil
     local read, job = pcall(read_job, list[i], records[i], at)
     local only = read and job.count == 1 and job.todo[1]
-    if not read then
-      ended(i, { entry = list[i], record = records[i], state = { 0, 0, '', 0 }, broken = true }, 'unreadable commands')
-    elseif only and #only == 3 and (only[1] == 'LPUSH' or only[1] == 'RPUSH') then
+    if only and #only == 3 and (only[1] == 'LPUSH' or only[1] == 'RPUSH') then
       gather(i, only[1], only[2], only[3])
-    else
-      flush()
-      ended(i, job, run_each(job))
+      return
     end
+    local err = 'unreadable commands'
+    if read then
+      flush()
+      err = run_each(job)
+    else
+      job = { entry = list[i], record = records[i], state = { 0, 0, '', 0 }, broken = true }
+    end
+    count = count + 1
+    members[count] = i
+    if err then fail(i, job, err) end
   end
   function line.finish()
     flush()
+    if count == #list and #fields == count and #failed == 0 then return fields, failed end
+    local done = {}
+    for k = 1, count do
+      if not broke[members[k]] then done[#done + 1] = fields[members[k]] end
+    end
     return done, failed
   end
   return line

@@ -1,7 +1,6 @@
 -- Which ids were released recently, so that cancel can tell RELEASED from NOT_FOUND. Keys: released released_old.
 -- Two generations of 10,000; gone an hour after the last release.
-local function note_released(ids)
-  if #ids == 0 then return end
+local function remember(ids)
   redis.call('SADD', released, unpack(ids))
   local size = redis.call('SCARD', released)
   redis.call('PEXPIRE', released, 3600000)
@@ -9,7 +8,4 @@ local function note_released(ids)
     redis.call('UNLINK', released_old)
     redis.call('RENAME', released, released_old)
   end
-end
-local function was_released(id)
-  return redis.call('SISMEMBER', released, id) == 1 or redis.call('SISMEMBER', released_old, id) == 1
 end
