@@ -24,14 +24,17 @@ from celery.utils.time import maybe_iso8601
 
 from ..due import from_micros, resolve
 from ..errors import OutcomeUnknown, RedisFault
+from ..redis.commands import NO_EXTRAS
 from .capture import Capture, capture_message, show_eta, without_due_header
 from .control import install_control
 from .direct import DirectRelease
+from .gathering import Gathering, current, sends_a_group
 from .settings import Settings, make_queue, uses_quorum_queues
 from .signals import announce, task_delayed
 
 if TYPE_CHECKING:
-    from .message import Message
+    from ..jobs import Command
+    from ..redis.commands import Extras
     from .queue import TaskQueue
 
 __all__ = ["DelayFixup", "fixup", "install", "installed"]
@@ -88,9 +91,11 @@ class DelayFixup:
         self._queue: TaskQueue | None = None
         self._direct = DirectRelease(app)
         self._uris: tuple[Any, frozenset[str]] | None = None
+        self._known: tuple[frozenset[str], Any, bool] | None = None
         self._instance_send_task = vars(app).get("send_task")
         app._delayadapters = self
         app.send_task = self.send_task
+        app.producer_or_acquire = self.producer_or_acquire
         app.delayadapters = Proxy(self.queue)
         app.steps["worker"].add(RELEASE_STEP)
         install_control(app)
@@ -141,6 +146,14 @@ class DelayFixup:
         finally:
             capture.release()
 
+    def producer_or_acquire(self, producer: Any = None) -> Any:
+        """``Celery.producer_or_acquire``; around the sending of a group, its delayed tasks are stored in batches."""
+        context = type(self.app).producer_or_acquire(self.app, producer)
+        if not sends_a_group(sys._getframe(1)) or current(producer) is not None:
+            return context
+        # The way back to Celery's own countdown is each task's own, and so is its error.
+        return context if self.settings.native_when_unavailable else Gathering(self.queue, context)
+
     def _celery_send_task(self, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
         if self._instance_send_task is not None:
             return self._instance_send_task(name, args, kwargs, **options)
@@ -179,7 +192,15 @@ class DelayFixup:
             connection = getattr(producer, "connection", None)
         if connection is None:
             return False
-        return connection.as_uri(include_password=True) not in self._own_uris()
+        own = self._own_uris()
+        # as_uri costs as much as a whole publish, and these are what it is made of
+        key = (
+            connection.hostname, connection.port, connection.virtual_host, connection.userid, connection.password,
+            connection.transport_cls, connection.uri_prefix,
+        )  # fmt: skip
+        if self._known is None or self._known[:2] != (own, key):
+            self._known = (own, key, connection.as_uri(include_password=True) not in own)
+        return self._known[2]
 
     def _own_uris(self) -> frozenset[str]:
         """The app's broker and its failover addresses; asking kombu costs as much as a whole publish, so remember."""
@@ -198,8 +219,21 @@ class DelayFixup:
             declared = publish_options.get("declare")
             queue = declared[0].name if declared else message.routing_key
             task_id = str(options["task_id"])
+            meta = {"task": name, "queue": queue}
+            direct = self.direct.plan(message, declared or ())
+
+            def stored() -> None:
+                if direct is not None and direct.extras is not None:
+                    self.direct.stored(message)
+                announce(task_delayed, task_id, datetime.fromisoformat(due.eta), meta)
+
+            payload, release, extras = direct or (message.pack(), None, None)
+            together = current(options.get("producer"))
+            if together is not None:
+                together.add(payload, due.arguments, task_id, meta, release, extras, stored)
+                return
             try:
-                self._schedule(message, declared or (), task_id, {"task": name, "queue": queue}, due)
+                self._schedule(payload, due.arguments, task_id, meta, release, extras)
             except RedisFault as error:
                 self._refused(error, name, task_id)
                 if uses_quorum_queues(self.app):  # their native delay is chosen before publish: start again
@@ -209,27 +243,25 @@ class DelayFixup:
                 with producer.connection._reraise_as_library_errors():
                     producer.publish(body, **publish_options)
             else:
-                announce(task_delayed, task_id, datetime.fromisoformat(due.eta), {"task": name, "queue": queue})
+                stored()
 
         return store
 
     def _schedule(
-        self, message: Message, declared: Sequence[Any], task_id: str, meta: dict[str, str], due: _Due
+        self,
+        payload: bytes,
+        due: dict[str, Any],
+        task_id: str,
+        meta: dict[str, str],
+        release: Sequence[Command] | None,
+        extras: Extras | None,
     ) -> None:
         queue = self.queue()
-        direct = self._direct.plan(message, declared)
-        if direct is None:
-            queue.schedule(message.pack(), id=task_id, meta=meta, if_exists="add", **due.arguments)
-        elif direct.extras is None:
-            queue.schedule(
-                direct.payload, id=task_id, meta=meta, if_exists="add", release=direct.release, **due.arguments
+        queue._run(
+            queue._verbs.schedule(
+                payload, due.get("delay"), due.get("at"), task_id, meta, "add", release, extras or NO_EXTRAS
             )
-        else:
-            delay, at = due.arguments.get("delay"), due.arguments.get("at")
-            queue._run(
-                queue._verbs.schedule(direct.payload, delay, at, task_id, meta, "add", direct.release, direct.extras)
-            )
-            self._direct.stored(message)
+        )
 
     def _refused(self, error: RedisFault, name: str, task_id: str) -> None:
         """Raises the error, unless delayed tasks are to go to Celery's own countdown then."""
