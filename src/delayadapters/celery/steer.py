@@ -56,20 +56,10 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic only since c
             if relative:
                 seconds = float(relative[1]) * _UNITS[relative[2]]
                 return datetime.now(timezone.utc) + timedelta(seconds=seconds)
-            moment = _from_iso(value)
+            moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", value))  # Python 3.10 knows no Z
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is neither ISO 8601 nor a time from now (90, 15m, 2h, 7d)", param, ctx)
         return moment if moment.utcoffset() is not None else moment.replace(tzinfo=timezone.utc)
-
-
-def _from_iso(text: str) -> datetime:
-    from celery.utils.iso8601 import parse_iso8601  # Python 3.10's fromisoformat knows no Z
-
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        moment: datetime = parse_iso8601(text)
-        return moment
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
