@@ -143,7 +143,7 @@ def lateness(bench: Bench) -> list[Row]:
                 with worker(kind, url, pool):
                     return executed(an_app(bench, kind, url), count)
 
-            runs = interleave(bench.repeats, **{kind: (lambda kind=kind: late(kind)) for kind in kinds})
+            runs = interleave(min(2, bench.repeats), **{kind: (lambda kind=kind: late(kind)) for kind in kinds})
             figures = {kind: spread([one for run in found for one in run]) for kind, found in runs.items()}
             native = figures.pop("native")
             for kind, ours in figures.items():
@@ -156,7 +156,7 @@ def lateness(bench: Bench) -> list[Row]:
                         "p99 ≤ 2×",
                         ours["p99"] <= 2 * native["p99"],
                         {"ours": ours, "native": native},
-                        {"repeats": bench.repeats, "count": count},
+                        {"repeats": min(2, bench.repeats), "count": count},
                     )
                 )
     return rows
