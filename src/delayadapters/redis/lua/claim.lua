@@ -81,13 +81,14 @@ else
     worked = true
     local got, fields, mixed = fetch(ready, tonumber(max_bytes))
     ready = first(ready, #got)
-    redis.call('ZREM', due, unpack(ready))
+    -- They are the first of the set, so they need not be looked up one by one.
+    redis.call('ZREMRANGEBYRANK', due, 0, #ready - 1)
     local line = direct_line(ready, got, fields, at)
     local directs = false
     for i = 1, #ready do
       local record = got[i]
       local payload = record and same_push(record)
-      local bits = record and not payload and readable(record)
+      local bits = not payload and record and readable(record)
       if payload then
         line.push(i, last_push, payload)
       elseif not record then
