@@ -142,6 +142,24 @@ def send_ours(count: int, first: float, over: float, together: int = 1) -> float
     return asyncio.run(go())
 
 
+def send_at_once(count: int, first: float, over: float) -> float:
+    """Without a delay, at the times the others are due: what broker, worker and machine take by themselves."""
+
+    async def go() -> float:
+        from taskiq_app import native, stock
+
+        await stock.startup()
+        begin = time.time() + first
+        for number in range(count):
+            due = begin + over * number / count
+            await asyncio.sleep(due - time.time())
+            await native.kiq(number, time.time())
+        await stock.shutdown()
+        return 0.0
+
+    return asyncio.run(go())
+
+
 def send_stock(count: int, first: float, over: float, together: int = 1) -> float:
     async def go() -> float:
         from taskiq_app import native, source
@@ -186,14 +204,19 @@ def lateness(bench: Bench) -> list[Row]:
             send(count, 5.0, over)
             results[label] = spread([late for _, late in wait(count, over + patience)])
 
+    measure("at once", send_at_once, 30, worker("stock"))
     measure("ours", send_ours, 30, worker("broker"))
     measure("tuned", send_stock, 60, worker("stock"), TUNED)
     if not bench.quick:
         measure("default", send_stock, 135, worker("stock"), SCHEDULER)
     rows = []
-    for label in ("tuned", "default"):
+    names = {
+        "at once": "kiq without a delay (broker, worker and machine alone)",
+        "tuned": "taskiq scheduler --update-interval 1",
+        "default": "taskiq scheduler (defaults)",
+    }
+    for label, what in names.items():
         if label in results:
-            what = "taskiq scheduler " + ("--update-interval 1" if label == "tuned" else "(defaults)")
             rows.append(
                 Row(
                     f"lateness at execution, {count} tasks over {over} s, ms p50/p99/max; beside {what}",

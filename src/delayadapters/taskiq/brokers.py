@@ -29,6 +29,7 @@ __all__ = [
     "refuse",
     "same_address",
     "same_server",
+    "workers_send",
 ]
 
 _KINDS: Final = {
@@ -71,6 +72,11 @@ def needs_startup(broker: AsyncBroker) -> bool:
     return kind_of(broker) in ("memory", "rabbitmq")
 
 
+def workers_send(broker: AsyncBroker) -> bool:
+    """False for ZeroMQBroker, whose workers only subscribe."""
+    return not any(cls.__name__ == "ZeroMQBroker" for cls in type(broker).__mro__)
+
+
 def refuse(broker: AsyncBroker, *, embed_in_client: bool) -> None:
     """Raises TypeError for a broker that delayed tasks cannot be released into."""
     if isinstance(broker, AsyncSharedBroker):
@@ -78,7 +84,7 @@ def refuse(broker: AsyncBroker, *, embed_in_client: bool) -> None:
             "DelayMiddleware cannot work on the shared broker, which sends nothing itself; add it to the broker that "
             "shared tasks are sent through: async_shared_broker.default_broker(broker), or kicker().with_broker(broker)"
         )
-    if type(broker).__name__ == "ZeroMQBroker" and not embed_in_client:
+    if not workers_send(broker) and not embed_in_client:
         raise TypeError(
             "ZeroMQBroker's workers cannot send, so they cannot release delayed tasks either; pass "
             "DelayMiddleware(..., embed_in_client=True) and keep the client process running"

@@ -178,7 +178,7 @@ class DelayMiddleware(TaskiqMiddleware):
 
         def listening() -> AsyncGenerator[Any, None]:
             # run_receiver_task makes a worker of a process whose broker was started as a client's.
-            if self._embed and self.release_here is not False and self._releaser is None:
+            if self._works and self.release_here is not False and self._releaser is None:
                 self._starting = asyncio.get_running_loop().create_task(self._start())
             return listen()
 
@@ -414,8 +414,13 @@ class DelayMiddleware(TaskiqMiddleware):
             return self.release_here
         broker = self.broker
         if broker.is_worker_process or broker.is_scheduler_process or brokers.is_in_memory(broker):
-            return self._embed and type(broker).__name__ != "ZeroMQBroker"
+            return self._works
         return self._embed_in_client
+
+    @property
+    def _works(self) -> bool:
+        """Whether a worker or scheduler releases."""
+        return self._embed and brokers.workers_send(self.broker)
 
     async def _start(self) -> None:
         if self._releaser is not None:
