@@ -1,6 +1,7 @@
 """A durable, exact delay queue on Redis for the task framework you already have. See README.md."""
 
 from .errors import (
+    BrokerDown,
     DelayError,
     JobExists,
     LeaseLost,
@@ -32,6 +33,7 @@ __all__ = [
     "AsyncPublisher",
     "AsyncReleaser",
     "Batch",
+    "BrokerDown",
     "Claim",
     "DelayError",
     "DelayQueue",

@@ -7,6 +7,7 @@
     ├── PayloadTooLarge      (also ValueError)
     ├── RecordUnreadable     a stored record we cannot parse
     ├── LeaseLost            a claim is no longer ours
+    ├── BrokerDown           (also ConnectionError) for publishers to raise: nothing can be published now
     ├── ReplicationTimeout   stored, but fewer replicas/disks than asked confirmed it in time
     └── RedisFault           Redis did not do what was asked
         ├── RedisUnavailable     not reachable, closing, loading, or it did not answer in time
@@ -17,8 +18,9 @@
         ├── PermissionDenied     the ACL user lacks a command, key or channel
         └── ScriptFailed         any other error reply
 
-The redis-py exception is always the ``__cause__``. A verb that raises has stored nothing, except where
-:class:`OutcomeUnknown` or :class:`ReplicationTimeout` says otherwise.
+The redis-py exception is always the ``__cause__``. A request that raises has stored nothing, except where
+:class:`OutcomeUnknown` or :class:`ReplicationTimeout` says otherwise; ``schedule_many`` may need several requests, and
+those before the one that raises are done.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "BrokerDown",
     "DelayError",
     "JobExists",
     "LeaseLost",
@@ -72,6 +75,10 @@ class RecordUnreadable(DelayError, ValueError):
 
 class LeaseLost(DelayError):
     """The lease on a claim has passed, or somebody else holds it now: do not publish it."""
+
+
+class BrokerDown(DelayError, ConnectionError):
+    """Raised by a publisher: the broker takes nothing now. The batch is given back, and no job is charged with it."""
 
 
 class ReplicationTimeout(DelayError):

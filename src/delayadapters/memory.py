@@ -393,7 +393,7 @@ class MemoryDelayQueue:
         self._attend()
         return count
 
-    async def fail(self, claims: Iterable[Claim], reason: str, *, retry_in: float | None) -> int:
+    async def fail(self, claims: Iterable[Claim], reason: str, *, retry_in: Delay | None) -> int:
         """Counts a failed attempt: tried again in ``retry_in`` seconds, or dead at once (None). Returns how many were
         still ours."""
         if not isinstance(reason, str):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -24,10 +25,8 @@ async def test_a_swallowed_cancellation(async_queue, monkeypatch, after):
 
     async def swallowing(client, request, *more):
         reply = await real(client, request, *more)
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0.05)
-        except asyncio.CancelledError:
-            pass
         return reply
 
     monkeypatch.setattr(aio, "execute", swallowing)

@@ -134,6 +134,17 @@ async def test_a_paused_server_leaves_the_outcome_open_within_the_timeout(
     assert (await queue.stats()).waiting == 2
 
 
+async def test_a_server_silent_from_the_first_connection_on_is_given_up_within_the_timeout(
+    start_redis, redis_server, open_queue
+):
+    server = start_redis(redis_server.label)
+    queue = open_queue(server.url, timeout=3)
+    began = time.monotonic()
+    with server.paused(), raises(OutcomeUnknown, match="schedule"):
+        await queue.schedule(b"x", delay=60, id="a")
+    assert time.monotonic() - began < 3.3
+
+
 async def test_a_server_that_comes_back_in_time_is_no_error(start_redis, redis_server, open_queue):
     server = start_redis(redis_server.label)
     queue = open_queue(server.url, timeout=5)

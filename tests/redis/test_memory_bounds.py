@@ -9,6 +9,8 @@ import pytest
 from delayadapters import NewJob, Outcome
 from delayadapters.redis import commands
 from delayadapters.redis.commands import Asker
+from delayadapters.redis.sync import execute
+from delaytests import count_commands
 from delaytests.raw import content, keys_of, send
 
 MINUTE = 60
@@ -208,3 +210,30 @@ def test_a_purged_queue_leaves_nothing(queue, redis_client):
     queue.schedule(b"", delay=5, id="c")
     queue.purge()
     assert redis_client.dbsize() == 0
+
+
+def test_kept_jobs_are_not_remembered_with_the_answer(make_queue, redis_client):
+    """A resync that finds everything there would otherwise store it all again, for minutes."""
+    queue = make_queue()
+    queue.schedule_many([NewJob(b"p" * 100_000, 60, id=f"{n}") for n in range(50)])
+    calls = keys_of(queue).calls
+    before = redis_client.memory_usage(calls, samples=0)
+    steps = queue._verbs.schedule_many([NewJob(b"q", 60, id=f"{n}") for n in range(51)], "keep")
+    request = next(steps)
+    answer = request.parse(execute(redis_client, request))
+    assert [job.outcome for job in answer] == [Outcome.KEPT] * 50 + [Outcome.SCHEDULED]
+    assert redis_client.memory_usage(calls, samples=0) - before < 20_000
+    # Repeated, the call has the same answer, the kept payloads included.
+    assert request.parse(execute(redis_client, request)) == answer
+    assert answer[0].payload == b"p" * 100_000
+
+
+def test_a_page_of_many_rows_is_read_a_few_at_a_time(make_queue, redis_client):
+    queue = make_queue()
+    queue.schedule_many([NewJob(b"x" * 50, 60) for _ in range(3000)])
+    with count_commands(redis_client) as commands:
+        page = queue.jobs(limit=2500)
+    assert len(page.jobs) == 2500
+    assert len({job.id for job in page.jobs}) == 2500
+    assert commands["evalsha"] + commands["eval"] >= 10  # no script reads more than a few hundred rows
+    assert len(queue.jobs(limit=2500, cursor=page.cursor).jobs) == 500

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from delayadapters import AsyncDelayQueue, DelayQueue, NewJob, ReplicationTimeout
+from delayadapters.redis.sync import execute
 from delaytests import wait_until
 from delaytests.queues import AsyncFace
 from delaytests.raw import keys_of
@@ -134,3 +135,28 @@ async def test_a_wait_longer_than_a_try_is_refused(open_queue):
 async def test_bad_values(open_queue, options):
     with pytest.raises(ValueError, match="wait_"):
         open_queue("redis://127.0.0.1/0", **options)
+
+
+async def test_a_batch_that_is_not_confirmed_is_stored_all_the_same(start_redis, redis_server, open_queue):
+    """The first round trip that is not confirmed must not keep the others from being sent."""
+    server = start_redis(redis_server.label)
+    queue = open_queue(server.url, wait_replicas=1, wait_timeout=0.05)
+    with pytest.raises(ReplicationTimeout, match="will still be released"):
+        await queue.schedule_many([NewJob(b"x", 60) for _ in range(500)])
+    assert (await queue.stats()).waiting == 500
+
+
+def test_a_repeated_call_waits_for_the_replica_as_the_first_did(pair):
+    """On a new connection there is no write to wait for, unless the repetition writes: Redis 8 answers at once then."""
+    primary, replica = pair
+    queue = DelayQueue.from_url(primary.url, name=NAME, wait_replicas=1, wait_timeout=0.3)
+    steps = queue._verbs.schedule(b"x", 60, None, "once", None, "error", None)
+    request = next(steps)
+    with replica.paused():
+        request.parse(execute(primary.client(), request))
+        with pytest.raises(ReplicationTimeout):
+            execute(primary.client(), request, queue._waiting)
+        with pytest.raises(ReplicationTimeout):
+            queue.schedule(b"y", delay=60, id="once", if_exists="keep")
+    assert replica.client().zcard(keys_of(queue).due) == 1
+    queue.close()

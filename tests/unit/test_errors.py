@@ -17,6 +17,7 @@ TREE = {
     "PayloadTooLarge": "DelayError",
     "RecordUnreadable": "DelayError",
     "LeaseLost": "DelayError",
+    "BrokerDown": "DelayError",
     "ReplicationTimeout": "DelayError",
     "RedisFault": "DelayError",
     "RedisUnavailable": "RedisFault",

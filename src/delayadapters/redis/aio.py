@@ -17,7 +17,7 @@ from ..errors import RedisFault, ReplicationTimeout, WrongKeyType
 from ..jobs import Claim, Command, IfExists, Job, NewJob, Outcome, Page, Stats
 from . import commands
 from .commands import Call, Plain
-from .connect import Options, Waiting, check_wait, client_options, describe, never_decode, next_pause
+from .connect import Options, Waiting, check_wait, client_options, describe, never_decode, next_pause, try_seconds
 from .faults import RETRIABLE, sent, translate
 from .verbs import Steps, Verbs
 
@@ -44,11 +44,12 @@ class AsyncDelayQueue:
         wait_aof: bool = False,
         wait_timeout: float = 1.0,
     ) -> None:
-        self._verbs = Verbs(name, shards, max_payload)
         self._client = client
         self._owned = False
         self._bound: float | None = None
+        self._try = 0.0
         self._waiting = Waiting.of(wait_replicas, wait_aof, wait_timeout)
+        self._verbs = Verbs(name, shards, max_payload, waiting=self._waiting is not None)
 
     @classmethod
     def from_url(
@@ -60,7 +61,7 @@ class AsyncDelayQueue:
         check_wait(own, settings)
         client = redis.asyncio.Redis.from_url(url, **settings)
         queue = cls(client, name=name, shards=shards, **own)
-        queue._owned, queue._bound = True, timeout
+        queue._owned, queue._bound, queue._try = True, timeout, try_seconds(timeout)
         return queue
 
     # ------------------------------------------------------------ life
@@ -103,17 +104,22 @@ class AsyncDelayQueue:
     # ------------------------------------------------------------ the executor
 
     async def _run(self, steps: Steps[T]) -> T:
-        deadline = None if self._bound is None else time.monotonic() + self._bound
         try:
             request = next(steps)
             while True:
-                request = steps.send(await self._send(request, deadline))
+                try:
+                    answer = await self._send(request)
+                except ReplicationTimeout as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
         except StopIteration as stop:
             result: T = stop.value
         return result
 
-    async def _send(self, request: Call[Any] | Plain[Any], deadline: float | None) -> Any:
-        """One request, repeated until ``deadline`` (monotonic seconds; None: once)."""
+    async def _send(self, request: Call[Any] | Plain[Any]) -> Any:
+        """One request, repeated for as long as ``from_url`` was told (a caller's own client: once)."""
+        deadline = None if self._bound is None else time.monotonic() + self._bound
         attempt, maybe_done = 0, False
         while True:
             try:
@@ -121,7 +127,7 @@ class AsyncDelayQueue:
             except RETRIABLE as error:
                 maybe_done = maybe_done or sent(error) or self._bound is None
                 attempt += 1
-                pause = next_pause(attempt, error, deadline)
+                pause = next_pause(attempt, error, deadline, self._try)
                 if pause is None:
                     raise await self._fault(error, request, maybe_done) from error
                 await asyncio.sleep(pause)
@@ -213,7 +219,7 @@ class AsyncDelayQueue:
         """Returns claims unpublished, in their old place, no attempt counted; answers how many were ours."""
         return await self._run(self._verbs.settle(claims, "back"))
 
-    async def fail(self, claims: Iterable[Claim], reason: str, *, retry_in: float | None) -> int:
+    async def fail(self, claims: Iterable[Claim], reason: str, *, retry_in: Delay | None) -> int:
         """Counts an attempt: retried in ``retry_in`` seconds or, with None, dead. Answers how many were ours."""
         return await self._run(self._verbs.fail(claims, reason, retry_in))
 

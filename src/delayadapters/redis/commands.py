@@ -100,8 +100,13 @@ def schedule(
     if_exists: IfExists,
     now: int | None = None,
     extras: Extras = NO_EXTRAS,
+    *,
+    touch: bool = False,
 ) -> Call[list[Job] | list[str]]:
-    """Stores all of ``jobs`` or none. Answers the jobs, or the ids that were taken (nothing is stored then)."""
+    """Stores all of ``jobs`` or none. Answers the jobs, or the ids that were taken (nothing is stored then).
+
+    ``touch``: a WAIT follows, which counts the replicas that have this connection's last write: write in any case.
+    """
     flat: list[Any] = []
     for job in jobs:
         flat += (job.raw_id, job.when, job.flags, job.tail)
@@ -136,6 +141,7 @@ def schedule(
         unless=_packed_list(extras.unless),
         expect=_packed_list(extras.expect),
         alongside=_packed_list(extras.alongside),
+        touch=int(touch),
         wake=keys.wake,
         jobs=packed,
     )

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import redis
+import redis.asyncio
 from redis import connection as sync_pool
 from redis.asyncio.connection import BlockingConnectionPool as AsyncBlockingPool
 from redis.asyncio.connection import ConnectionPool as AsyncPool
@@ -28,6 +30,7 @@ __all__ = [
     "loop_client",
     "never_decode",
     "next_pause",
+    "try_seconds",
 ]
 
 _OWN: Final = ("max_payload", "wait_replicas", "wait_aof", "wait_timeout")
@@ -55,7 +58,7 @@ def client_options(timeout: float, options: dict[str, Any], *, asynchronous: boo
     """redis-py options for a client whose retries are ours: three tries of a silent server fit into ``timeout``."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
-    share = timeout * 0.3
+    share = try_seconds(timeout)
     return {
         "socket_timeout": share,
         "socket_connect_timeout": share,
@@ -75,14 +78,22 @@ def check_wait(own: dict[str, Any], client: dict[str, Any]) -> None:
         raise ValueError(f"wait_timeout={wait} must be shorter than a try's time-out, {limit:.3g} s (0.3 × timeout)")
 
 
-def next_pause(attempt: int, error: BaseException, deadline: float | None) -> float | None:
-    """Seconds to wait before one more try, or None to give up. ``deadline``: monotonic; None: no retry."""
+def try_seconds(timeout: float) -> float:
+    """How long one try may be silent."""
+    return timeout * 0.3
+
+
+def next_pause(attempt: int, error: BaseException, deadline: float | None, longest: float) -> float | None:
+    """Seconds to wait before one more try, or None to give up.
+
+    ``deadline``: monotonic; None: no retry. No try begins that could not end by then, being silent for ``longest``.
+    """
     if deadline is None or isinstance(error, AuthenticationError):
         return None
     if attempt >= _REFUSED_TRIES and not sent(error):
         return None
     pause = min(1.0, 0.05 * 3 ** (attempt - 1)) * random.uniform(0.7, 1.0)
-    return pause if time.monotonic() + pause < deadline - 0.05 else None
+    return pause if time.monotonic() + pause + longest <= deadline else None
 
 
 def never_decode(client: Any) -> dict[str, Any]:
@@ -107,7 +118,7 @@ class Waiting:
     def of(cls, replicas: int, aof: bool, timeout: float) -> Waiting | None:
         if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
             raise ValueError(f"wait_replicas must be a number of replicas, got {replicas!r}")
-        if not timeout > 0:
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ValueError(f"wait_timeout must be a positive number of seconds, got {timeout!r}")
         return cls(replicas, bool(aof), timeout) if replicas or aof else None
 
@@ -149,6 +160,8 @@ def loop_client(client: Any) -> Any:
         retry_on_timeout=False,
         health_check_interval=0,
     )
-    make = AsyncPool if asynchronous else sync_pool.ConnectionPool
+    kwargs["connection_class"] = pool.connection_class
     # from_pool: closing the client closes its connections.
-    return type(client).from_pool(make(connection_class=pool.connection_class, **kwargs))
+    if asynchronous:
+        return redis.asyncio.Redis.from_pool(AsyncPool(**kwargs))
+    return redis.Redis.from_pool(sync_pool.ConnectionPool(**kwargs))

@@ -43,14 +43,15 @@ def translate(error: BaseException, what: str, keys: Sequence[bytes], *, maybe_d
     if isinstance(error, RETRIABLE):
         if maybe_done:
             return errors.OutcomeUnknown(
-                f"{where}: no answer from Redis ({text}); it may have been carried out. Try again with the same id"
+                f"{where}: no answer from Redis ({text}); it may have been carried out. "
+                'If you try again, use the same id and if_exists="keep"'
             )
         return errors.RedisUnavailable(
             f"{where}: Redis cannot be reached ({text}); check the URL, the server and the network"
         )
     if isinstance(error, rx.ReadOnlyError) or "READONLY" in text or "read only replica" in text:
         return errors.ReadOnlyReplica(f"{where}: the server is a read-only replica; connect to the primary ({text})")
-    if isinstance(error, rx.OutOfMemoryError) or "OOM" in text:
+    if isinstance(error, rx.OutOfMemoryError) or "OOM command" in text or text.startswith("OOM "):
         return errors.OutOfMemory(f"{where}: Redis has reached maxmemory; raise it or let the backlog drain ({text})")
     if (
         isinstance(error, rx.NoPermissionError)

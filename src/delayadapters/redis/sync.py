@@ -16,7 +16,7 @@ from ..errors import RedisFault, ReplicationTimeout, WrongKeyType
 from ..jobs import Claim, Command, IfExists, Job, NewJob, Outcome, Page, Stats
 from . import commands
 from .commands import Call, Plain
-from .connect import Options, Waiting, check_wait, client_options, describe, never_decode, next_pause
+from .connect import Options, Waiting, check_wait, client_options, describe, never_decode, next_pause, try_seconds
 from .faults import RETRIABLE, sent, translate
 from .verbs import Steps, Verbs
 
@@ -52,11 +52,12 @@ class DelayQueue:
         wait_aof: bool = False,
         wait_timeout: float = 1.0,
     ) -> None:
-        self._verbs = Verbs(name, shards, max_payload)
         self._client = client
         self._owned = False
         self._bound: float | None = None
+        self._try = 0.0
         self._waiting = Waiting.of(wait_replicas, wait_aof, wait_timeout)
+        self._verbs = Verbs(name, shards, max_payload, waiting=self._waiting is not None)
 
     @classmethod
     def from_url(
@@ -65,8 +66,8 @@ class DelayQueue:
         """A queue with a client of its own (``redis://``, ``rediss://``, ``unix://``), closed with the queue.
 
         Args:
-            timeout: seconds within which a verb answers or raises, retries included. A request is repeated while it
-                fails to connect or to get an answer; repeating it never does it twice.
+            timeout: seconds within which each round trip is answered or raises, retries included. A request is repeated
+                while it fails to connect or to get an answer; repeating it never does it twice.
             options: any other argument of this class, or of redis-py's client.
         """
         own, rest = Options.split(options)
@@ -74,7 +75,7 @@ class DelayQueue:
         check_wait(own, settings)
         client = redis.Redis.from_url(url, **settings)
         queue = cls(client, name=name, shards=shards, **own)
-        queue._owned, queue._bound = True, timeout
+        queue._owned, queue._bound, queue._try = True, timeout, try_seconds(timeout)
         return queue
 
     # ------------------------------------------------------------ life
@@ -113,17 +114,22 @@ class DelayQueue:
     # ------------------------------------------------------------ the executor
 
     def _run(self, steps: Steps[T]) -> T:
-        deadline = None if self._bound is None else time.monotonic() + self._bound
         try:
             request = next(steps)
             while True:
-                request = steps.send(self._send(request, deadline))
+                try:
+                    answer = self._send(request)
+                except ReplicationTimeout as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
 
-    def _send(self, request: Call[Any] | Plain[Any], deadline: float | None) -> Any:
-        """One request, repeated until ``deadline`` (monotonic seconds; None: once)."""
+    def _send(self, request: Call[Any] | Plain[Any]) -> Any:
+        """One request, repeated for as long as ``from_url`` was told (a caller's own client: once)."""
+        deadline = None if self._bound is None else time.monotonic() + self._bound
         attempt, maybe_done = 0, False
         while True:
             try:
@@ -131,7 +137,7 @@ class DelayQueue:
             except RETRIABLE as error:
                 maybe_done = maybe_done or sent(error) or self._bound is None
                 attempt += 1
-                pause = next_pause(attempt, error, deadline)
+                pause = next_pause(attempt, error, deadline, self._try)
                 if pause is None:
                     raise self._fault(error, request, maybe_done) from error
                 time.sleep(pause)
@@ -259,7 +265,7 @@ class DelayQueue:
         """Returns claims unpublished, to their old place, no attempt counted; answers how many were still ours."""
         return self._run(self._verbs.settle(claims, "back"))
 
-    def fail(self, claims: Iterable[Claim], reason: str, *, retry_in: float | None) -> int:
+    def fail(self, claims: Iterable[Claim], reason: str, *, retry_in: Delay | None) -> int:
         """Counts an attempt: the jobs wait ``retry_in`` seconds or, with None, are dead. Answers how many were ours."""
         return self._run(self._verbs.fail(claims, reason, retry_in))
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import count
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ..due import LATEST_DUE, Delay, check_id, check_payload, resolve, seconds_to_micros, to_micros
-from ..errors import JobExists
+from ..errors import JobExists, ReplicationTimeout
 from ..jobs import Claim, Command, IfExists, Job, NewJob, Outcome, Page, Stats
 from . import commands, records
 from .commands import NO_EXTRAS, Asker, Call, Cursor, Extras, Plain, Stored, Verdict
@@ -29,22 +30,29 @@ Steps: TypeAlias = Generator["Call[Any] | Plain[Any]", Any, T]
 CHUNK_JOBS: Final = 200
 """A script of so many holds Redis for about a millisecond."""
 CHUNK_BYTES: Final = 1 << 20
+PAGE_ROWS: Final = 200
 _MODES: Final = ("error", "keep", "replace", "add")
 
 
 class Verbs:
     """The verbs of one queue. Holds names and limits, no connection."""
 
-    def __init__(self, name: str, shards: int, max_payload: int | None) -> None:
+    def __init__(self, name: str, shards: int, max_payload: int | None, *, waiting: bool = False) -> None:
         if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
             raise ValueError(f"shards must be a positive int, got {shards!r}")
+        if max_payload is not None and (
+            isinstance(max_payload, bool) or not isinstance(max_payload, int) or max_payload < 0
+        ):
+            raise ValueError(f"max_payload must be a number of bytes or None, got {max_payload!r}")
         self.name = check_name(name)
         self.shards = tuple(ShardKeys.of(name, n) for n in range(shards))
         self.max_payload = max_payload
         self.clock: Callable[[], int] | None = None
         """Tests only: microseconds to use in place of the server's clock."""
-        self._asker = Asker.new("claim()")
-        self._calls = count(1)
+        self._waiting = waiting
+        # A verb under way has an asker of its own: Redis knows a repeated request by its being the asker's last one.
+        self._turns = count()
+        self._askers: list[tuple[Asker, Iterator[int]]] = []
 
     def now(self) -> int | None:
         return self.clock() if self.clock else None
@@ -76,19 +84,30 @@ class Verbs:
     ) -> Steps[list[Job]]:
         if if_exists not in _MODES:
             raise ValueError(f"if_exists must be one of {_MODES}, got {if_exists!r}")
+        if not isinstance(jobs, Iterable):
+            raise TypeError(f"schedule_many takes an iterable of NewJob items, got {jobs!r}")
         now = time.time_ns() // 1000
         ready = [self.new_job(job, now) for job in jobs]
         out: list[Job | None] = [None] * len(ready)
         shards: dict[ShardKeys, list[int]] = {}
         for index, job in enumerate(ready):
             shards.setdefault(self._of(job.raw_id), []).append(index)
+        unconfirmed: ReplicationTimeout | None = None
         for keys, indexes in shards.items():
             for chunk in _chunks(indexes, ready):
-                answer = yield commands.schedule(keys, [ready[i] for i in chunk], if_exists, self.now(), extras)
+                jobs_of = [ready[i] for i in chunk]
+                try:
+                    answer = yield commands.schedule(keys, jobs_of, if_exists, self.now(), extras, touch=self._waiting)
+                except ReplicationTimeout as error:
+                    # Stored, only not confirmed: the rest must be stored, too, before the caller hears of it.
+                    unconfirmed = unconfirmed or error
+                    continue
                 if answer and isinstance(answer[0], str):
                     raise JobExists(answer)
                 for i, stored in zip(chunk, answer, strict=True):
                     out[i] = stored
+        if unconfirmed is not None:
+            raise unconfirmed
         return [job for job in out if job is not None]
 
     def schedule(
@@ -143,7 +162,16 @@ class Verbs:
         more, parts = False, []
         horizon: Cursor | None = None
         for keys in self.shards:
-            unfinished, rows = yield commands.page(keys, which, limit, after, before)
+            rows: list[tuple[Cursor, Job]] = []
+            start, unfinished, size = after, True, 0
+            while unfinished and len(rows) < limit and size < commands.PAGE_BYTES:
+                # A script stalls every client: few rows each.
+                unfinished, some = yield commands.page(keys, which, min(PAGE_ROWS, limit - len(rows)), start, before)
+                rows += some
+                size += sum(len(job.payload) for _, job in some)
+                start = some[-1][0] if some else start
+                if not some:
+                    break
             parts.append(rows)
             if unfinished:
                 more = True
@@ -181,17 +209,32 @@ class Verbs:
             raise ValueError(f"limit must be an int from 1 to 1000, got {limit!r}")
         length = lease_micros(lease)
         out: list[Claim] = []
-        for keys in self.shards:
-            if len(out) == limit:
-                break
-            got = yield commands.claim(
-                keys, self._asker, next(self._calls), lease=length, limit=limit - len(out), now=self.now()
-            )
-            out += got.claims
-            if got.unreadable:
-                verdicts = [Verdict(entry, "dead", 0, reason) for entry, reason in got.unreadable.items()]
-                yield commands.settle(keys, got.lease, verdicts, self.now())
+        asker, calls = self._borrow()
+        try:
+            for keys in self._in_turn():
+                if len(out) == limit:
+                    break
+                got = yield commands.claim(
+                    keys, asker, next(calls), lease=length, limit=limit - len(out), now=self.now()
+                )
+                out += got.claims
+                if got.unreadable:
+                    verdicts = [Verdict(entry, "dead", 0, reason) for entry, reason in got.unreadable.items()]
+                    yield commands.settle(keys, got.lease, verdicts, self.now())
+        finally:
+            self._askers.append((asker, calls))
         return out
+
+    def _borrow(self) -> tuple[Asker, Iterator[int]]:
+        try:
+            return self._askers.pop()
+        except IndexError:
+            return Asker.new("claim()"), count(1)
+
+    def _in_turn(self) -> tuple[ShardKeys, ...]:
+        """The shards, each call beginning with another: a busy one must not starve the others."""
+        turn = next(self._turns) % len(self.shards)
+        return self.shards[turn:] + self.shards[:turn]
 
     def settle(self, claims: Iterable[Claim], verb: str, pause: int = 0, reason: str = "") -> Steps[int]:
         groups: dict[tuple[ShardKeys, int], list[Verdict]] = {}
@@ -205,7 +248,7 @@ class Verbs:
                 done += yield commands.settle(keys, fence, verdicts[at : at + CHUNK_JOBS], self.now())
         return done
 
-    def fail(self, claims: Iterable[Claim], reason: str, retry_in: float | None) -> Steps[int]:
+    def fail(self, claims: Iterable[Claim], reason: str, retry_in: Delay | None) -> Steps[int]:
         if not isinstance(reason, str):
             raise TypeError(f"reason must be a str, got {reason!r}")
         if retry_in is None:
@@ -221,25 +264,27 @@ class Verbs:
         for one in _checked(claims):
             groups.setdefault((self._shard_at(one.entry), one.lease), []).append(one)
         out = []
-        for (keys, fence), group in groups.items():
-            deadline, held = yield commands.renew(
-                keys,
-                self._asker,
-                next(self._calls),
-                lease=length,
-                fence=fence,
-                entries=[one.entry for one in group],
-                now=self.now(),
-            )
-            out += [
-                Claim(c.entry, deadline, c.id, c.due, c.payload, c.meta, c.attempts, c.requeues)
-                for c in group
-                if c.entry in held
-            ]
+        asker, calls = self._borrow()
+        try:
+            for (keys, fence), group in groups.items():
+                deadline, held = yield commands.renew(
+                    keys,
+                    asker,
+                    next(calls),
+                    lease=length,
+                    fence=fence,
+                    entries=[one.entry for one in group],
+                    now=self.now(),
+                )
+                out += [replace(one, lease=deadline) for one in group if one.entry in held]
+        finally:
+            self._askers.append((asker, calls))
         return out
 
 
 def _checked(claims: Iterable[Claim]) -> list[Claim]:
+    if not isinstance(claims, Iterable):
+        raise TypeError(f"claims must be an iterable of Claim objects, got {claims!r}")
     listed = list(claims)
     for one in listed:
         if not isinstance(one, Claim):

@@ -21,13 +21,14 @@ from ..redis.commands import Asker, Call, Plain
 from ..redis.connect import loop_client
 from ..redis.keys import ShardKeys
 from .loop import Done, Publish, ReleaseLoop, Send, Sleep
-from .publisher import AsyncPublisher
+from .publisher import AsyncPublisher, checked
 from .settings import ReleaserStats, ReleaseSettings
 from .threads import clock
 
 __all__ = ["AsyncReleaser"]
 
 log: Final = logging.getLogger("delayadapters.release")
+_MOST_MESSAGES: Final = 1000
 _TIMER_GRAIN: Final = 0.0011
 """asyncio's selectors round a time-out up to the next millisecond; the last one is waited out by turns of the loop."""
 
@@ -64,20 +65,24 @@ class AsyncReleaser:
         self._name = name or f"{socket.gethostname()}:{os.getpid()}"
         self._shards: list[_Shard] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopped = False
         self.stats = ReleaserStats()
 
     async def start(self) -> None:
-        """Starts the tasks and returns. A releaser starts once.
+        """Starts the tasks and returns; after :meth:`stop` it does nothing. A releaser starts once.
 
         Raises:
             RuntimeError: it was started before.
         """
         if self._tasks:
             raise RuntimeError("this AsyncReleaser was started before; make a new one")
+        if self._stopped:
+            return
         for number, keys in enumerate(self._queue._verbs.shards):
             shard = _Shard(
                 self._queue, keys, self._publisher, self._settings, self.stats, self._name, first=number == 0
             )
+            shard.connect()
             self._shards.append(shard)
             self._tasks.append(asyncio.create_task(shard.run(), name=f"delayadapters-{number}"))
 
@@ -85,7 +90,8 @@ class AsyncReleaser:
         """Starts, and returns when :meth:`stop` was called. Cancelling it stops the releaser gracefully first."""
         await self.start()
         try:
-            await asyncio.wait(self._tasks)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
         except asyncio.CancelledError:
             await self.stop()
             raise
@@ -100,6 +106,7 @@ class AsyncReleaser:
             timeout: seconds to wait; None: as long as the current publish takes. What has not ended by then is
                 cancelled: its leases pass, and another loop takes over.
         """
+        self._stopped = True
         for shard in self._shards:
             shard.stop()
         if not self._tasks:
@@ -155,8 +162,11 @@ class _Shard:
         self.loop.stop()
         self._wake.set()
 
-    async def run(self) -> None:
+    def connect(self) -> None:
+        """Makes the client (no connection yet)."""
         self._client = loop_client(self._queue.client)
+
+    async def run(self) -> None:
         self._listener = asyncio.create_task(self._listen())
         try:
             await self._drive()
@@ -235,7 +245,7 @@ class _Shard:
                 if not task.done():
                     await self._renew()
                     pause = max(self._settings.lease / 6, self.loop.renew_at - clock())
-            result = task.result()
+            result = checked(task.result())
         except asyncio.CancelledError:
             if task.cancelled():
                 self.loop.publish_failed(RuntimeError("the publisher was cancelled"), clock())
@@ -297,6 +307,10 @@ class _Shard:
                         await subscription.aclose()
 
     def _tell(self, message: bytes | str | None) -> None:
+        if len(self._messages) > _MOST_MESSAGES:
+            # A publish that takes long: rather look at Redis than keep what it said meanwhile.
+            self._messages.clear()
+            message = None
         self._messages.append(message.encode() if isinstance(message, str) else message)
         self._wake.set()
 

@@ -21,7 +21,7 @@ from ..jobs import Claim
 from ..redis import commands
 from ..redis.commands import Asker, Call, Claimed, Peek, Plain, Verdict
 from ..redis.keys import ShardKeys
-from .publisher import Batch, Published
+from .publisher import DOWN, Batch, Published
 from .settings import ReleaserStats, ReleaseSettings
 
 __all__ = ["Action", "Done", "Publish", "ReleaseLoop", "Send", "Sleep"]
@@ -275,7 +275,7 @@ class ReleaseLoop:
         if isinstance(error, LeaseLost):
             # Not ours any more: whatever can be given back is refused where somebody else has it.
             self._give_back(claims)
-        elif isinstance(error, OSError):
+        elif isinstance(error, DOWN):
             self._give_back(claims)
             self._pause(f"{type(error).__name__}: {error}", now)
         elif len(claims) > 1:
@@ -403,8 +403,9 @@ class ReleaseLoop:
             self._stood_down = False
         self._owes_acks = False
         self._fence = got.lease
-        self._leased_at = sent
-        self._held_until = sent + self._set.lease * 0.9
+        # A repeated claim answers with the lease of the first: count back from its deadline.
+        self._leased_at = sent + (got.lease - got.now) / 1e6 - self._set.lease if got.lease else sent
+        self._held_until = self._leased_at + self._set.lease * 0.9
         if got.claims:
             self._batches.append(got.claims)
         for entry, reason in got.unreadable.items():

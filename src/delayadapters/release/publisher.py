@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, overload
+from typing import Any, Final, Protocol, overload
 
-from ..errors import LeaseLost
+from redis import exceptions as rx
+
+from ..errors import LeaseLost, RedisUnavailable
 from ..jobs import Claim
 
-__all__ = ["AsyncPublisher", "Batch", "Published", "Publisher"]
+__all__ = ["AsyncPublisher", "Batch", "Published", "Publisher", "checked"]
+
+DOWN: Final = (OSError, EOFError, rx.ConnectionError, rx.TimeoutError, RedisUnavailable)
+"""Raised by a publisher, these say that the broker cannot be reached."""
 
 
 class Batch(Sequence[Claim]):
@@ -63,13 +68,30 @@ class Published:
     broker_down: str | None = None
 
 
+def checked(result: Any) -> Published:
+    """What a publisher returned, made sure of: a wrong answer must not end the release loop.
+
+    Raises:
+        TypeError: neither None nor a Published.
+    """
+    if result is None:
+        return Published()
+    if not isinstance(result, Published):
+        raise TypeError(f"publish must return None or Published, got {result!r}")
+    failed = {entry: str(reason) for entry, reason in result.failed.items()}
+    down = result.broker_down
+    return Published(failed, frozenset(result.unpublished), None if down is None else str(down))
+
+
 class Publisher(Protocol):
     """Hands jobs to a broker, from a thread.
 
     ``publish`` returns None or an empty :class:`Published` when the broker *has* every message (confirmed, where the
     broker can). It reports what it did not publish; when it raises instead, nothing of the batch counts as published:
-    an OSError (ConnectionError, TimeoutError) says that the broker is down; after any other exception a batch is tried
-    again one by one, and a job alone is charged with the failure.
+    BrokerDown, or any OSError or redis-py connection error, says that the broker is down; after any other exception a
+    batch is tried again one by one, and a job alone is charged with the failure. So a publisher that sends one by one
+    catches LeaseLost and what its broker raises, and returns what it did not send as ``unpublished``: whatever it lets
+    through makes the messages it did send go out again.
     """
 
     def publish(self, claims: Batch) -> Published | None: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..due import seconds_to_micros
 from ..redis.verbs import lease_micros
@@ -85,5 +85,5 @@ class ReleaserStats:
     """Times the broker was found down."""
     latest: float = 0.0
     """Greatest lateness of a direct release, seconds."""
-    batch: int = field(default=100)
+    batch: int = 100
     """The batch size the loop has arrived at."""

@@ -21,19 +21,26 @@ from ..redis.connect import loop_client
 from ..redis.keys import ShardKeys
 from ..redis.sync import DelayQueue, execute
 from .loop import Done, Publish, ReleaseLoop, Send, Sleep
-from .publisher import Publisher
+from .publisher import Publisher, checked
 from .settings import ReleaserStats, ReleaseSettings
 
 __all__ = ["Releaser", "clock"]
 
 log: Final = logging.getLogger("delayadapters.release")
 _SUBSCRIPTION_CHECK: Final = 0.5
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_MOST_MESSAGES: Final = 1000
 
 
 def clock() -> float:
     """Seconds on a clock that runs on while the machine sleeps, where the system has one."""
-    return time.clock_gettime(_CLOCK)
+    return _read_clock()
+
+
+def _boot_clock() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+_read_clock: Final = _boot_clock if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 
 
 class Releaser:
@@ -84,10 +91,11 @@ class Releaser:
         self._shards: list[_Shard] = []
         self._threads: list[threading.Thread] = []
         self._state = threading.Lock()
+        self._stopped = False
         self.stats = ReleaserStats()
 
     def start(self) -> None:
-        """Starts the threads and returns. A releaser starts once.
+        """Starts the threads and returns; after :meth:`stop` it does nothing. A releaser starts once.
 
         Raises:
             RuntimeError: it was started before.
@@ -95,6 +103,8 @@ class Releaser:
         with self._state:
             if self._threads:
                 raise RuntimeError("this Releaser was started before; make a new one")
+            if self._stopped:
+                return
             for number, keys in enumerate(self._queue._verbs.shards):
                 shard = _Shard(
                     self._queue,
@@ -109,8 +119,10 @@ class Releaser:
                 thread = threading.Thread(target=shard.run, name=f"delayadapters-{number}", daemon=True)
                 self._shards.append(shard)
                 self._threads.append(thread)
-        for thread in self._threads:
-            thread.start()
+            for shard in self._shards:
+                shard.connect()
+            for thread in self._threads:
+                thread.start()
 
     def run(self) -> None:
         """Starts, and blocks until :meth:`stop` is called (from another thread or a signal handler)."""
@@ -125,11 +137,12 @@ class Releaser:
         Args:
             timeout: seconds to wait; None: as long as the current publish takes; 0: only ask.
         """
+        self._stopped = True  # not under the lock: a signal handler may have interrupted start()
         for shard in self._shards:
             shard.stop()
         end = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread is not threading.current_thread() and thread.ident is not None:
                 thread.join(None if end is None else max(0.0, end - time.monotonic()))
         return not self.running
 
@@ -181,8 +194,11 @@ class _Shard:
         self.loop.stop()
         self._wake.set()
 
-    def run(self) -> None:
+    def connect(self) -> None:
+        """Makes the client (no connection yet)."""
         self._client = loop_client(self._queue.client)
+
+    def run(self) -> None:
         for work in (self._listen, self._renew):
             threading.Thread(target=work, name=f"delayadapters{work.__name__}", daemon=True).start()
         try:
@@ -247,7 +263,7 @@ class _Shard:
         try:
             with self._one_publish:
                 action.batch.ensure_held()  # another shard's publish may have taken long
-                result = self._publisher.publish(action.batch)
+                result = checked(self._publisher.publish(action.batch))
         except Exception as error:
             with self._renewing:
                 self._in_publish = False
@@ -308,5 +324,9 @@ class _Shard:
             self._client.close()
 
     def _tell(self, message: bytes | str | None) -> None:
+        if len(self._messages) > _MOST_MESSAGES:
+            # A publish that takes long: rather look at Redis than keep what it said meanwhile.
+            self._messages.clear()
+            message = None
         self._messages.append(message.encode() if isinstance(message, str) else message)
         self._wake.set()

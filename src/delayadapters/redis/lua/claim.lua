@@ -34,16 +34,25 @@ local holder = redis.call('GET', watch)
 local last_call, last_deadline = string.match(mine or '', '^(%S+) (%S+)')
 local worked = false
 
+-- A request that a slow network brings after a later one of the same loop: nobody waits for its answer any more.
+if overtaken(last_call) then
+  return { cmsgpack.pack({ at, -1, -1, 0, 0, 0, 0, 0, 0, 0 }), cmsgpack.pack({}), {}, {} }
+end
 if last_call == call then
   -- The reply to this very request was lost: the acks are done, and the batch is still ours where nobody took it.
   acked = #ARGV - acks_at + 1
   taken = redis.call('ZRANGE', leased, last_deadline, last_deadline, 'BYSCORE')
   deadline = tonumber(last_deadline)
   if #taken > 0 then
-    -- Removing first makes the script one that has written, which maxmemory then lets finish.
-    redis.call('ZREM', leased, unpack(taken))
-    deadline = new_deadline(at, tonumber(length))
-    lease_all(taken, deadline)
+    -- The fence stays while half of the lease is left: the first answer may have arrived after all, and then this is a
+    -- copy that comes late. After that a loop at work has renewed, and its copy is overtaken.
+    if deadline - at < tonumber(length) / 2 then
+      -- Removing first makes the script one that has written, which maxmemory then lets finish.
+      redis.call('ZREM', leased, unpack(taken))
+      deadline = new_deadline(at, tonumber(length))
+      lease_all(taken, deadline)
+      worked = true
+    end
     records = redis.call('HMGET', entries, unpack((fields_of(taken))))
   end
 else
@@ -152,7 +161,7 @@ if tonumber(watch_ms) > 0 then
 end
 local spent = 0
 local entry = call .. ' ' .. num(deadline) .. ' ' .. num(at) .. ' ' .. about
-if worked or #taken > 0 then
+if worked then
   redis.call('HSET', loops, owner, entry)
   if now == '' then spent = clock() - at end
 else

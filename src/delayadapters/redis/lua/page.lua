@@ -1,7 +1,7 @@
 -- A page of the waiting or dead jobs, in order.
 -- keys: due dead entries
 -- args: which limit max_bytes after_score after_entry before
--- include: entries
+-- include: entries fetch
 -- after_score/after_entry: where the last page ended ('' for the first). before: scores below it only ('' for all).
 -- Returns {more, entry, score, record, ...}; a page ends early when its records pass max_bytes.
 local key = which == 'dead' and dead or due
@@ -18,20 +18,18 @@ if after_score ~= '' then
 end
 local stop = redis.call('ZCARD', key)
 if before ~= '' then stop = math.min(stop, redis.call('ZCOUNT', key, '-inf', '(' .. before)) end
-local out, bytes, last = { '0' }, 0, math.min(stop, start + tonumber(limit)) - 1
+local out, last = { '0' }, math.min(stop, start + tonumber(limit)) - 1
 if last >= start then
   local rows = redis.call('ZRANGE', key, start, last, 'WITHSCORES')
-  for i = 1, #rows, 2 do
-    if bytes > tonumber(max_bytes) then
-      out[1] = '1'
-      return out
-    end
-    local record = redis.call('HGET', entries, field_of(rows[i])) or ''
-    bytes = bytes + #record
-    out[#out + 1] = rows[i]
-    out[#out + 1] = string.format('%.0f', tonumber(rows[i + 1]))
-    out[#out + 1] = record
+  local list = {}
+  for i = 1, #rows, 2 do list[#list + 1] = rows[i] end
+  local records = fetch(list, tonumber(max_bytes))
+  for i = 1, #records do
+    out[#out + 1] = list[i]
+    out[#out + 1] = string.format('%.0f', tonumber(rows[2 * i]))
+    out[#out + 1] = records[i] or ''
   end
+  last = start + #records - 1
 end
 if last + 1 < stop then out[1] = '1' end
 return out

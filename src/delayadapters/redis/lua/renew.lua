@@ -6,6 +6,7 @@
 local at = clock()
 local mine = redis.call('HGET', loops, owner)
 local last_call, last_deadline = string.match(mine or '', '^(%S+) (%S+)')
+if overtaken(last_call) then return { fence } end
 local list = {}
 for i = held_at, #ARGV do list[#list + 1] = ARGV[i] end
 local deadline = tonumber(fence)

@@ -1,7 +1,7 @@
 -- Stores jobs. All or none of a call are stored.
 -- keys: due leased dead entries seq calls calls_old
--- args: now call mode distinct unless expect alongside wake jobs
--- include: clock entries byid once wake
+-- args: now call mode distinct unless expect alongside touch wake jobs
+-- include: clock entries byid once distinct wake
 -- mode: error|keep|replace|add, what to do with an id that already has a live entry.
 -- jobs: msgpack, flat: id, when, flags, tail, ... where `when` > 0 is microseconds since the epoch and <= 0 is minus a
 -- relative delay; flags and tail are the record less its number and due time.
@@ -10,14 +10,21 @@
 -- unless: msgpack list of keys; when one exists, every job is answered as 'exists' ('' for none).
 -- expect: msgpack list of {command, reply}; when one answers anything else ('' for nil), every job is answered as 'exists'.
 -- alongside: msgpack list of commands to run in the same step, before anything is stored ('' for none).
+-- touch: '1' when a WAIT follows: then something is written in any case.
 -- Returns msgpack {now, seq of the first job, special}, special listing what is not plainly scheduled:
 -- {index, 'exists'} (then nothing was stored) | {index, 'kept', state, score, record} | {index, 'same', index of the
 -- job in this call that was kept} | {index, 'replaced' | 'in_flight'}.
-local before = answered()
-if before then return before end
-
 local list = cmsgpack.unpack(jobs)
 local count = #list / 4
+local before = answered()
+if before then
+  -- The records of kept jobs are not remembered with the answer, but read again.
+  local reply = cmsgpack.unpack(before)
+  for _, row in ipairs(reply[3]) do
+    if row[2] == 'kept' then row[5] = redis.call('HGET', entries, row[5]) or '' end
+  end
+  return cmsgpack.pack(reply)
+end
 local at = clock()
 local ids, names = {}, {}
 for i = 1, count do
@@ -29,24 +36,6 @@ end
 local taken = redis.call('HMGET', entries, unpack(names))
 local none = {}
 local special, seen, exists, live, skip, free = {}, {}, {}, {}, {}, {}
-local function same_tail(record, flags, tail)
-  if not readable(record) then return false end
-  local _, after = state_of(record)
-  local bits = string.byte(record, 1)
-  if flag(record, STATE) then bits = bits - STATE end
-  return bits == flags and string.sub(record, after) == tail
-end
-local function meta_of(flags, text, after)
-  if math.floor(flags / META) % 2 == 0 then return nil end
-  local ok, meta = pcall(function() return cmsgpack.unpack((struct.unpack('>I4c0', text, after))) end)
-  return ok and type(meta) == 'table' and meta[distinct] or nil
-end
-local function same_field(record, flags, tail)
-  local wanted = meta_of(flags, tail, 1)
-  if not wanted or not readable(record) then return false end
-  local _, after = state_of(record)
-  return meta_of(string.byte(record, 1), record, after) == wanted
-end
 local function refused()
   for i = 1, count do exists[i] = { i, 'exists' } end
   return cmsgpack.pack({ at, 0, exists })
@@ -90,7 +79,7 @@ for i = 1, count do
       for _, other in ipairs(live[i]) do
         if one.state ~= 'waiting' and other.state == 'waiting' then one = other end
       end
-      special[#special + 1] = { i, 'kept', one.state, one.score, one.record }
+      special[#special + 1] = { i, 'kept', one.state, one.score, one.field, one.record }
       skip[i] = true
     end
   end
@@ -98,7 +87,7 @@ for i = 1, count do
     local same = distinct == '1' and same_tail or same_field
     for _, one in ipairs(live[i]) do
       if not skip[i] and same(one.record, list[4 * i - 1], list[4 * i]) then
-        special[#special + 1] = { i, 'kept', one.state, one.score, one.record }
+        special[#special + 1] = { i, 'kept', one.state, one.score, one.field, one.record }
         skip[i] = true
       end
     end
@@ -182,9 +171,13 @@ for i = 1, count do
 end
 local err = store()
 if err then return err end
-local reply = cmsgpack.pack({ at, first, special })
-if earliest then
-  answer(reply, at)
-  wake_if_earlier(earliest, head)
+local records = {}
+for k, row in ipairs(special) do records[k] = table.remove(row, 6) or false end
+if earliest or alongside ~= '' then
+  answer(cmsgpack.pack({ at, first, special }), at)
+  if earliest then wake_if_earlier(earliest, head) end
+elseif touch == '1' then
+  redis.pcall('INCRBY', seq, 0)
 end
-return reply
+for k, row in ipairs(special) do row[5] = records[k] or row[5] end
+return cmsgpack.pack({ at, first, special })

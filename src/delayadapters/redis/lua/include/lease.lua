@@ -1,4 +1,6 @@
 -- Leases. Needs: clock.lua; keys: leased. The deadline is the fence, so no two claims may share one.
+-- Whether the loop has sent a later request than this one. Needs args: call.
+local function overtaken(last_call) return last_call ~= nil and tonumber(call) < tonumber(last_call) end
 local function new_deadline(at, length)
   local deadline = at + length
   while redis.call('ZCOUNT', leased, num(deadline), num(deadline)) > 0 do deadline = deadline + 1 end

@@ -2,7 +2,15 @@
 -- Needs: clock.lua; keys: calls calls_old; args: call. Two generations: remembered for at least 5 minutes, or 30 s
 -- when there are more than 100,000 such calls in that time.
 local function answered()
-  return redis.call('HGET', calls, call) or redis.call('HGET', calls_old, call)
+  local reply = redis.call('HGET', calls, call)
+  if reply then
+    -- A repeated call writes, too: WAIT after it counts the replicas that have this connection's last write.
+    redis.call('PEXPIRE', calls, 660000)
+    return reply
+  end
+  reply = redis.call('HGET', calls_old, call)
+  if reply then redis.call('PEXPIRE', calls_old, 660000) end
+  return reply
 end
 local function answer(reply, at)
   local since = redis.call('HGET', calls, '')
