@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -46,6 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_unconfigure() -> None:
     """pytest collects garbage once more after the last test, when no test's marks apply."""
     warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collected() -> Iterator[None]:
+    """Collect each module's sockets while the marks above apply, not in the midst of somebody else's tests."""
+    yield
+    gc.collect()
 
 
 # ------------------------------------------------------------------------------------------------------------- brokers

@@ -337,6 +337,15 @@ def test_scheduled_and_released_are_said_once(redis_broker: Any, make_app: Calla
     assert abs((calls[0][1]["due"] - calls[1][1]["due"]).total_seconds()) < 1
 
 
+def test_each_task_of_a_group_and_each_retry_is_said(app: Celery) -> None:
+    note = app.tasks["note"]
+    with heard(task_delayed) as calls:
+        result = group(note.s(n) for n in range(3)).apply_async(countdown=60)
+        assert sorted(said["id"] for _, said in calls) == sorted(child.id for child in result.results)
+        note.apply_async(countdown=60, task_id=result.results[0].id)
+    assert len(calls) == 4
+
+
 def test_a_receiver_that_fails_stops_nothing(redis_broker: Any, make_app: Callable[..., Celery]) -> None:
     app = make_app({**redis_broker.conf, "delayadapters_min_delay": 0, "delayadapters_direct": False})
 

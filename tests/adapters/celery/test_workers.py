@@ -149,7 +149,7 @@ def test_a_release_process_that_never_comes_up_is_replaced(
         signal.pause()
 
     monkeypatch.setattr(hosting, "_child", hang)
-    monkeypatch.setattr(hosting, "_START_TIMEOUT", 0.2)
+    monkeypatch.setattr(hosting, "_START_TIMEOUT", 1.0)
     process = hosting.ReleaseProcess(app, "host")
     process.start()
     try:
