@@ -140,14 +140,21 @@ def test_what_idle_loops_cost(start_redis):
                 cases.append((server, running))
         standing_by(*(one for _, running in cases for one in running))
         time.sleep(1.0)
-        with contextlib.ExitStack() as stack:
-            counted = [stack.enter_context(count_commands(server.client())) for server, _ in cases]
-            time.sleep(SECONDS)
-        for (_, running), commands in zip(cases, counted, strict=True):
-            a_second = commands.total / SECONDS
-            case = f"{len(running)} {running[0].shell}: {a_second}, {dict(commands.now())}"
-            assert a_second <= 3.0 + 0.6 * (len(running) - 1), case
-            assert a_second >= 1.0, f"it looks too seldom; {case}"
+        # A machine too busy to renew a watch in time adds commands, and never takes any away: look up to three times.
+        for last in (False, False, True):
+            with contextlib.ExitStack() as stack:
+                counted = [stack.enter_context(count_commands(server.client())) for server, _ in cases]
+                time.sleep(SECONDS)
+            dear = []
+            for (_, running), commands in zip(cases, counted, strict=True):
+                a_second = commands.total / SECONDS
+                case = f"{len(running)} {running[0].shell}: {a_second}, {dict(commands.now())}"
+                assert a_second >= 1.0, f"it looks too seldom; {case}"
+                if a_second > 3.0 + 0.6 * (len(running) - 1):
+                    dear.append(case)
+            if not dear:
+                break
+            assert not last, dear
     finally:
         for _, running in cases:
             for one in running:
