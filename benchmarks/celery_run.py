@@ -119,11 +119,12 @@ def worker(kind: str, broker: str, pool: str) -> Iterator[subprocess.Popen[bytes
         time.sleep(1)
         yield process
     finally:
-        for number in (15, 9):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(15)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(15)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
 
 
 # ---------------------------------------------------------------- lateness

@@ -21,6 +21,7 @@ The release command puts payload, tag and due time together, so the due time is 
 from __future__ import annotations
 
 import base64
+import json as plain
 import threading
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -48,6 +49,7 @@ _CLOSE: Final = '"}}'
 _CUT: Final = len(_CLOSE)
 
 _PLANS: Final = 1_000
+_REASONS: Final = 20
 # Keywords of kombu's Producer.publish which do not become properties of the message.
 _NOT_PROPERTIES: Final = frozenset(
     {"mandatory", "immediate", "priority", "expiration", "timeout", "confirm_timeout", "reply_to", "delivery_mode"}
@@ -97,7 +99,7 @@ class DirectRelease:
             reason = str(why)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-        if reason not in self._told and len(self._told) < _PLANS:
+        if reason not in self._told and len(self._told) < _REASONS:
             self._told.add(reason)
             logger.info("Some delayed tasks are released through kombu, at least once: %s", reason)
         return None
@@ -130,6 +132,8 @@ class DirectRelease:
 
     def stored(self, message: Message) -> None:
         """The message was stored: so its queue is declared."""
+        if len(self._declared) >= _PLANS:
+            self._declared.clear()
         self._declared.add(tuple(message.declare))
 
     def _new_plan(
@@ -152,11 +156,12 @@ class DirectRelease:
         if len(recorded) != 1 or len(recorded[0]) != 3 or recorded[0][0] != "LPUSH":
             raise _Leased(f"kombu publishes by {[words[0] for words in recorded]} instead of one LPUSH")
         _, key, value = recorded[0]
-        native, ours = json.loads(value), json.loads(json.dumps(wire))
+        native, ours = plain.loads(value), plain.loads(json.dumps(wire))
         tag = native["properties"].pop("delivery_tag")
         ours["properties"].pop("delivery_tag")
         ours["headers"].pop(DUE_HEADER)
-        if native != ours or not isinstance(tag, str):
+        # As text: a NaN in a header is not equal to itself.
+        if plain.dumps(native, sort_keys=True) != plain.dumps(ours, sort_keys=True) or not isinstance(tag, str):
             names = sorted(k for k in native.keys() | ours.keys() if native.get(k) != ours.get(k))
             logger.warning("Direct release does not know kombu's message (%s differs)", ", ".join(names) or "its tag")
             raise _Leased("the message which the installed kombu makes is not the one that was expected")

@@ -30,6 +30,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery.platforms import set_mp_process_title
 from celery.utils.log import get_logger, iter_open_logger_fds
 
+from .fixup import installed
 from .publisher import CeleryPublisher
 from .settings import Settings, make_queue
 
@@ -76,6 +77,9 @@ class ReleaseStep(bootsteps.StartStopStep):
                 "Run it beside: set delayadapters_embed = False and start `celery -A … delay run`"
             )
         make_queue(worker.app)  # a wrong setting should stop the worker now, not its child again and again
+        found = installed(worker.app)
+        if found is not None:
+            found.direct.refusal()  # the worker's log should say so if tasks are not released inside Redis
         if pool.endswith(_BESIDE) and hasattr(os, "fork"):
             return ReleaseProcess(worker.app, worker.hostname)
         return ReleaseThread(worker.app)

@@ -113,6 +113,13 @@ def test_the_list_holds_what_kombu_would_have_pushed(
     assert kombu_redis.Channel.codecs["base64"].encode(stored.body) == body
 
 
+def test_numbers_which_json_does_not_have(app: Celery, redis_broker: Any) -> None:
+    app.send_task("note", headers={"odd": [float("nan"), float("inf")]}, countdown=60)
+    assert release_all(app) == 0
+    [[message]] = lists(redis_broker.redis).values()
+    assert str(message["headers"]["odd"]) == "[nan, inf]"
+
+
 def test_tags_differ(app: Celery, redis_broker: Any) -> None:
     for _ in range(20):
         app.send_task("note", task_id="same", countdown=60)
