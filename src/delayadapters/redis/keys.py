@@ -16,7 +16,7 @@ class ShardKeys:
     ``{n:s}:due``         zset    entry → the microsecond at which to release it (due, or the next try after a failure)
     ``{n:s}:leased``      zset    entry → lease deadline, microseconds; also the fence
     ``{n:s}:dead``        zset    entry → time of death, microseconds
-    ``{n:s}:entries``     hash    id → packed record (see ``commands.py``)
+    ``{n:s}:entries``     hash    id → packed record (see ``records.py``)
     ``{n:s}:seq``         string  counter from which entries are minted
     ``{n:s}:watch``       string  the loop that sleeps precisely for this shard; expires
     ``{n:s}:loops``       hash    loop → its last call and lease, so that a repeated call gets the same answer
