@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -364,6 +365,8 @@ def main() -> int:
     # the figures are not those of this machine's fsync.
     memory = Path("/dev/shm")
     place = options.folder or (memory if os.access(memory, os.W_OK) else None)
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="delay-demo-", dir=place))
     os.environ["DEMO_PLAIN_KOMBU"] = "1" if options.plain_kombu else "0"
     other: subprocess.Popen[bytes] | None = None
@@ -395,18 +398,16 @@ def main() -> int:
     print(table(columns))
     print()
     outages = ", ".join(f"{start:.1f}–{end:.1f} s" for start, end in result["outages_s"])
-    print(
-        f"Lateness is of the {result['untouched']} tasks that no kill touched; {result['excluded']} were due around one"
-    )
-    print(f"({outages}). With those, the latest of all came {result['lateness_all_ms']['max']} ms late.")
+    notes = [
+        f"Lateness is of the {result['untouched']} tasks that no kill touched; {result['excluded']} were due around one "
+        f"({outages}). With those, the latest of all came {result['lateness_all_ms']['max']} ms late."
+    ]
     if result["duplicated"]:
-        print(
-            "Duplicated: taken by Celery's worker at a kill and not yet acknowledged; acks_late runs such a task again."
-        )
+        notes.append("Duplicated: in a worker at a kill, not yet acknowledged; acks_late runs such a task again.")
     if options.compare and not options.tuned and columns["stock Celery"]["lost"]:
-        print(
-            "Stock Celery's lost ones were in the killed worker's memory; they run an hour later (visibility timeout)."
-        )
+        notes.append("Stock Celery's lost ones were in the killed worker's memory: they run an hour later.")
+    for note in notes:
+        print(textwrap.fill(note, 79))
     report = {**result, **({"stock": columns["stock Celery"]} if options.compare else {})}
     options.report.write_text(json.dumps(report, indent=2) + "\n")
     print(f"Report: {options.report}")
