@@ -400,7 +400,8 @@ def main() -> int:
     outages = ", ".join(f"{start:.1f}–{end:.1f} s" for start, end in result["outages_s"])
     notes = [
         f"Lateness is of the {result['untouched']} tasks that no kill touched; "
-        f"{result['excluded']} were due around one ({outages}). With those, the latest of all came {result['lateness_all_ms']['max']} ms late."
+        f"{result['excluded']} were due around one ({outages}). "
+        f"With those, the latest of all came {result['lateness_all_ms']['max']} ms late."
     ]
     if result["duplicated"]:
         notes.append("Duplicated: in a worker at a kill, not yet acknowledged; acks_late runs such a task again.")
