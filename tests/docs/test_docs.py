@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -47,7 +49,7 @@ FRAMEWORK_BLOCKS = [
 
 def run(code: str, page: str, namespace: dict[str, object], server: RedisServer) -> None:
     """Runs a block as it stands, but for the address of the Redis server."""
-    exec(compile(code.replace("redis://localhost:6379/0", server.url), page, "exec"), namespace)  # noqa: S102
+    exec(compile(code.replace("redis://localhost:6379/0", server.url), page, "exec"), namespace)
 
 
 @pytest.mark.parametrize("page", CORE_PAGES, ids=name)
@@ -63,8 +65,11 @@ def test_python_blocks_run(page: Path, start_redis) -> None:
 if FRAMEWORK_BLOCKS:
 
     @pytest.mark.parametrize("code", FRAMEWORK_BLOCKS)
-    def test_framework_blocks_run(code: str, start_redis) -> None:
-        run(code, "docs", {"__name__": "__docs__"}, start_redis())
+    def test_framework_blocks_run(code: str, start_redis, monkeypatch) -> None:
+        # taskiq looks for the module of a function it decorates.
+        module = types.ModuleType("__docs__")
+        monkeypatch.setitem(sys.modules, "__docs__", module)
+        run(code, "docs", vars(module), start_redis())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -13,6 +13,7 @@ from taskiq import ScheduledTask
 from taskiq.exceptions import SendTaskError
 
 from ..errors import JobExists
+from ..redis.aio import AsyncDelayQueue
 from ..redis.commands import Extras
 from .brokers import same_address
 from .source import DelayScheduleSource
@@ -51,8 +52,16 @@ async def migrate_schedules(old: Any, new: DelayScheduleSource) -> Migrated:
         raise TypeError(f"migrate_schedules moves to a DelayScheduleSource, got {new!r}")
     queue = new.middleware.queue
     together = same_address(old._connection_pool, getattr(queue.client, "connection_pool", None))
-    out = Migrated()
     client = redis.asyncio.Redis(connection_pool=old._connection_pool)
+    try:
+        return await _move(client, old, new, queue, together)
+    finally:
+        # A source has no way to be closed; it connects again when it is used.
+        await old._connection_pool.disconnect(inuse_connections=False)
+
+
+async def _move(client: Any, old: Any, new: DelayScheduleSource, queue: AsyncDelayQueue, together: bool) -> Migrated:
+    out = Migrated()
     if not together:
         async for key, id in _keys(client, f"{old._prefix}:moving:"):
             if await queue.get(id) is not None:

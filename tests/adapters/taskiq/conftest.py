@@ -27,6 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore::{what}"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _leftovers() -> Iterator[None]:
+    """Collected here, where the warnings about them are ignored, and not in somebody else's test."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="session")
 def _server() -> Iterator[RedisServer]:
     with RedisServer() as server:
@@ -51,7 +58,7 @@ def queue_name() -> str:
 
 
 @pytest.fixture
-def make_broker(server: RedisServer, queue_name: str) -> Iterator[Callable[..., Any]]:
+def make_broker(server: RedisServer, queue_name: str) -> Callable[..., Any]:
     """``make_broker(cls=ListQueueBroker, *middlewares, delay={…}, **options)``: with results and a DelayMiddleware,
     which comes first, as ``broker.delay``."""
 
@@ -65,8 +72,7 @@ def make_broker(server: RedisServer, queue_name: str) -> Iterator[Callable[..., 
         broker.delay = middleware
         return broker
 
-    yield make
-    gc.collect()  # here, where the warnings about taskiq's own leftovers are ignored
+    return make
 
 
 @pytest.fixture
