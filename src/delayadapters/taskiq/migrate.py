@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import redis.asyncio
+from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import ResponseError
 from taskiq import ScheduledTask
 from taskiq.exceptions import SendTaskError
@@ -52,12 +53,14 @@ async def migrate_schedules(old: Any, new: DelayScheduleSource) -> Migrated:
         raise TypeError(f"migrate_schedules moves to a DelayScheduleSource, got {new!r}")
     queue = new.middleware.queue
     together = same_address(old._connection_pool, getattr(queue.client, "connection_pool", None))
-    client = redis.asyncio.Redis(connection_pool=old._connection_pool)
+    pool = old._connection_pool
+    kwargs = {key: value for key, value in pool.connection_kwargs.items() if key not in ("max_connections", "timeout")}
+    # Connections of our own: a source has no way to close its.
+    own = ConnectionPool(connection_class=pool.connection_class, **kwargs)
     try:
-        return await _move(client, old, new, queue, together)
+        return await _move(redis.asyncio.Redis(connection_pool=own), old, new, queue, together)
     finally:
-        # A source has no way to be closed; it connects again when it is used.
-        await old._connection_pool.disconnect(inuse_connections=False)
+        await own.disconnect()
 
 
 async def _move(client: Any, old: Any, new: DelayScheduleSource, queue: AsyncDelayQueue, together: bool) -> Migrated:
