@@ -370,9 +370,13 @@ def claim(
         header, notes, taken, raw = reply
         at, head, expires, watching, deadline, acked, requeued, direct, latest, spent = msgpack.unpackb(header)
         claims, unreadable = [], {}
-        unpack = records.unpack
+        unpack, plain, number = records.unpack, records.PLAIN, int.from_bytes
         for entry, record in zip(taken, raw, strict=True):
             try:
+                if record and record[0] == plain and len(record) >= 14:
+                    # What unpack does with most records, without the call.
+                    claims.append(Claim(entry, deadline, entry[6:].decode(), number(record[7:14], "big"), record[14:]))
+                    continue
                 due, payload, meta, attempts, requeues, _ = unpack(record or b"")
                 claims.append(Claim(entry, deadline, entry[6:].decode(), due, payload, meta, attempts, requeues))
             except (RecordUnreadable, UnicodeDecodeError) as error:

@@ -27,7 +27,7 @@ __all__ = ["Packed", "Record", "id_of", "pack", "unpack"]
 VERSION = 1
 _STATE, _META, _DIRECT, _RAW = 1, 2, 4, 8
 _HEADER = 14
-_PLAIN = VERSION << 4
+PLAIN = VERSION << 4
 
 
 class Record(NamedTuple):
@@ -64,8 +64,8 @@ def pack(payload: bytes, meta: Mapping[str, str] | None, release: Sequence[Comma
         ValueError: release is empty.
     """
     if not meta and release is None:
-        return _PLAIN, payload
-    flags, parts = _PLAIN, []
+        return PLAIN, payload
+    flags, parts = PLAIN, []
     if meta:
         for key, value in meta.items():
             if not isinstance(key, str) or not isinstance(value, str):
@@ -90,7 +90,7 @@ def unpack(raw: bytes) -> Record:
     Raises:
         RecordUnreadable: not one of ours, or of a newer version.
     """
-    if len(raw) >= _HEADER and raw[0] == _PLAIN:
+    if len(raw) >= _HEADER and raw[0] == PLAIN:
         return Record(int.from_bytes(raw[7:14], "big"), raw[14:], {}, 0, 0, None)
     if len(raw) < _HEADER or raw[0] >> 4 != VERSION:
         raise RecordUnreadable(
