@@ -4,7 +4,7 @@
 
 Prints a table, writes ``bench-results/``. It starts a Redis server of its own (without persistence, on a free port)
 and real workers, and ends them. With RabbitMQ at BENCH_RABBIT (default: the local one) it measures there, too, in a
-queue of its own.
+queue of its own; BENCH_BROKERS=Redis or RabbitMQ measures with that one alone.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def brokers(bench: Bench) -> dict[str, str]:
         found["RabbitMQ"] = RABBIT
     except OSError as error:
         progress(f"without RabbitMQ: {error}")
-    return found
+    wanted = os.environ.get("BENCH_BROKERS", "")
+    return {name: url for name, url in found.items() if not wanted or name in wanted.split(",")}
 
 
 def drop_rabbit_queue() -> None:
