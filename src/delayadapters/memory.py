@@ -161,6 +161,8 @@ class MemoryDelayQueue:
     async def schedule_many(self, items: Iterable[NewJob], *, if_exists: IfExists = "error") -> list[Job]:
         """Stores many jobs, in order: all of them, or none when it raises. Arguments and errors are schedule's."""
         self._check_open()
+        if not isinstance(items, Iterable):
+            raise TypeError(f"schedule_many takes an iterable of NewJob items, got {items!r}")
         checked = [self._check(item, if_exists) for item in items]
         await self._give_way()
         if if_exists == "error":
@@ -426,6 +428,8 @@ class MemoryDelayQueue:
         return renewed
 
     def _ours(self, claims: Iterable[Claim]) -> Iterator[_Entry]:
+        if not isinstance(claims, Iterable):
+            raise TypeError(f"claims must be an iterable of Claim objects, got {claims!r}")
         for claim in claims:
             if not isinstance(claim, Claim):
                 raise TypeError(f"claims must be Claim objects, got {claim!r}")

@@ -94,10 +94,33 @@ async def test_what_names_no_id_is_checked_before_the_id_is_looked_for(queue):
         await queue.reschedule("nobody")
 
 
+# --------------------------------------------------------------------------------------------------- arguments
+@pytest.mark.parametrize("jobs", [5, None], ids=str)
+async def test_schedule_many_of_no_iterable(queue, jobs):
+    with pytest.raises(TypeError, match="NewJob"):
+        await queue.schedule_many(jobs)
+
+
+@pytest.mark.parametrize("verb", ["ack", "give_back"])
+async def test_claims_that_are_no_iterable(queue, verb):
+    with pytest.raises(TypeError, match="claims"):
+        await getattr(queue, verb)(5)
+
+
+async def test_a_meta_that_is_not_encodable(queue):
+    with pytest.raises(ValueError, match="meta"):
+        await queue.schedule(b"x", delay=1, meta={"task": "\ud800"})
+
+
 # --------------------------------------------------------------------------------------------------- payload
 
 
-@pytest.mark.parametrize("payload", ["text", None, 1, bytearray(b"x"), memoryview(b"x"), [b"x"]], ids=lambda p: type(p).__name__)
+NO_BYTES = ["text", None, 1, bytearray(b"x"), memoryview(b"x"), [b"x"]]
+
+
+@pytest.mark.parametrize("payload", NO_BYTES, ids=lambda value: type(value).__name__)
+    "payload", ["text", None, 1, bytearray(b"x"), memoryview(b"x"), [b"x"]], ids=lambda p: type(p).__name__
+)
 async def test_a_payload_that_is_not_bytes(queue, payload):
     with pytest.raises(TypeError, match="payload"):
         await queue.schedule(payload, delay=1)

@@ -52,7 +52,7 @@ class Packed(tuple[Command, ...]):
 
     def __new__(cls, release: Sequence[Command]) -> Packed:
         made = super().__new__(cls, release)
-        made.section = _section([_words(command) for command in made])
+        made.section = _section([_words(command) for command in made], "release")
         return made
 
 
@@ -71,15 +71,17 @@ def pack(payload: bytes, meta: Mapping[str, str] | None, release: Sequence[Comma
             if not isinstance(key, str) or not isinstance(value, str):
                 raise TypeError(f"meta must map str to str, got {key!r}: {value!r}")
         flags |= _META
-        parts.append(_section(dict(meta)))
+        parts.append(_section(dict(meta), "meta"))
     if release is not None:
+        if isinstance(release, (str, bytes)) or not isinstance(release, Sequence):
+            raise TypeError(f"release must be a sequence of Redis commands, got {release!r}")
         if not release:
             raise ValueError("release must name at least one command: an empty one would make the job vanish")
         flags |= _DIRECT
         if isinstance(release, Packed):
             parts.append(release.section)
         else:
-            parts.append(_section([_words(command) for command in release]))
+            parts.append(_section([_words(command) for command in release], "release"))
     parts.append(payload)
     return flags, b"".join(parts)
 
@@ -119,9 +121,12 @@ def id_of(entry: bytes) -> str:
     return entry[6:].decode("utf-8", "replace")
 
 
-def _section(value: object) -> bytes:
+def _section(value: object, argument: str) -> bytes:
     # Redis's cmsgpack cannot read msgpack's bin type, so everything is packed as the raw type.
-    packed: bytes = msgpack.packb(value, use_bin_type=False)
+    try:
+        packed: bytes = msgpack.packb(value, use_bin_type=False)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{argument} must be encodable as UTF-8, got {error.object!r}") from error
     return len(packed).to_bytes(4, "big") + packed
 
 
@@ -133,8 +138,11 @@ def _read(raw: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _words(command: Command) -> list[Any]:
-    if isinstance(command, (str, bytes)) or not command:
+    if isinstance(command, (str, bytes)) or not isinstance(command, Sequence) or not command:
         raise TypeError(f"release must be a sequence of Redis commands, each a sequence of words; got {command!r}")
+    guard = command[0] is Payload.UNLESS_EXISTS
+    if any(word is Payload.UNLESS_EXISTS for word in command[1:]) or (guard and len(command) != 2):
+        raise ValueError(f"release: a guard is (Payload.UNLESS_EXISTS, key), a command of its own; got {command!r}")
     return [_word(word) for word in command]
 
 

@@ -84,6 +84,8 @@ class Releaser:
             backoff=backoff,
             backoff_cap=backoff_cap,
         )
+        if not callable(getattr(publisher, "publish", None)):
+            raise TypeError(f"publisher must have a method publish(claims), got {publisher!r}")
         self._queue = queue
         self._publisher = publisher
         self._name = name or f"{socket.gethostname()}:{os.getpid()}"
