@@ -1,8 +1,8 @@
 """Fixtures for every test. What they are made of is in tests/support/delaytests/.
 
 The session's Redis servers are pytest-redis' (free ports, ended with the session); ``redis_server`` is the default
-one, or each in turn with ``DELAY_REDIS_MATRIX=1`` (``others``: all but the default one; or some: ``6.2,8.2``). A test that uses
-it must leave no key behind.
+one, or each in turn with ``DELAY_REDIS_MATRIX=1`` (``others``: all but the default one; or some: ``6.2,8.2``). A test
+that uses it must leave no key behind.
 """
 
 from __future__ import annotations

@@ -119,8 +119,6 @@ NO_BYTES = ["text", None, 1, bytearray(b"x"), memoryview(b"x"), [b"x"]]
 
 
 @pytest.mark.parametrize("payload", NO_BYTES, ids=lambda value: type(value).__name__)
-    "payload", ["text", None, 1, bytearray(b"x"), memoryview(b"x"), [b"x"]], ids=lambda p: type(p).__name__
-)
 async def test_a_payload_that_is_not_bytes(queue, payload):
     with pytest.raises(TypeError, match="payload"):
         await queue.schedule(payload, delay=1)
