@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import signal
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -150,6 +152,9 @@ def test_a_release_process_that_never_comes_up_is_replaced(
 
     monkeypatch.setattr(hosting, "_child", hang)
     monkeypatch.setattr(hosting, "_START_TIMEOUT", 1.0)
+    # After a fork kombu closes pooled connections, and waits for the answer to a BRPOP which an earlier test (a reply
+    # to remote control) left behind on a connection that all children share.
+    monkeypatch.setattr(multiprocessing.util, "_afterfork_registry", weakref.WeakValueDictionary())
     process = hosting.ReleaseProcess(app, "host")
     process.start()
     try:
