@@ -155,8 +155,10 @@ class ReleaseProcess:
             self._process = Process(
                 target=_child, args=(self._app, self._hostname, os.getpid(), up), name="DelayRelease", daemon=True
             )
+            _forking.up = up
             self._process.start()
         finally:
+            _forking.up = None
             os.close(up)
         self._born = time.monotonic()
 
@@ -235,7 +237,6 @@ def _child(app: Celery, hostname: str, parent: int, up: int) -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     _follow_parent_into_death(parent)
-    _let_go_of_inherited_files(up)
     random.seed()  # or all children would pause alike
     set_mp_process_title("celeryd", info="delay release", hostname=hostname)
     app.set_default()
@@ -284,6 +285,24 @@ def _watch_parent(releaser: Releaser, parent: int) -> None:
         time.sleep(1.0)
     releaser.stop(STOP_TIMEOUT)
     os._exit(0)
+
+
+_forking = threading.local()
+
+
+def _just_forked() -> None:
+    """In every new child, ours or not. Ours lets go of the worker's files before any other after-fork handler runs.
+
+    kombu's closes pooled connections, and waits for the answer to a command that one of them may have under way: on a
+    socket which the child shares with the worker, perhaps for ever.
+    """
+    up = getattr(_forking, "up", None)
+    if up is not None:
+        _let_go_of_inherited_files(up)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where there is no prefork pool either
+    os.register_at_fork(after_in_child=_just_forked)
 
 
 def _let_go_of_inherited_files(but: int) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing.util
 import os
 import signal
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -15,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import kombu
 import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import ImproperlyConfigured
@@ -152,15 +151,37 @@ def test_a_release_process_that_never_comes_up_is_replaced(
 
     monkeypatch.setattr(hosting, "_child", hang)
     monkeypatch.setattr(hosting, "_START_TIMEOUT", 1.0)
-    # After a fork kombu closes pooled connections, and waits for the answer to a BRPOP which an earlier test (a reply
-    # to remote control) left behind on a connection that all children share.
-    monkeypatch.setattr(multiprocessing.util, "_afterfork_registry", weakref.WeakValueDictionary())
     process = hosting.ReleaseProcess(app, "host")
     process.start()
     try:
         wait_until(lambda: started.exists() and len(started.read_text()) >= 2)
     finally:
         process.terminate()
+
+
+def test_a_command_under_way_on_a_pooled_connection_does_not_hold_up_the_release_process(
+    app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply to remote control waits in a BRPOP; kombu closes pooled connections in a new child, which shares them."""
+    started = tmp_path / "started"
+
+    def come_up(*_: Any) -> None:
+        started.write_text("x")
+        signal.pause()
+
+    monkeypatch.setattr(hosting, "_child", come_up)
+    with app.pool.acquire(block=True) as connection:
+        connection.default_channel.brpop_timeout = 30
+        consumer = connection.Consumer(kombu.Queue("nothing-comes", channel=connection.default_channel))
+        consumer.consume()
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0.2)  # its BRPOP goes on
+        process = hosting.ReleaseProcess(app, "host")
+        process.start()
+        try:
+            wait_until(started.exists, 5)
+        finally:
+            process.terminate()
 
 
 def release_process(running: Any) -> int:
