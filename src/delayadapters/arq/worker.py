@@ -173,8 +173,10 @@ class DelayWorker(Worker):
     # ------------------------------------------------------------ polling
 
     async def _poll_iteration(self) -> None:
+        # Decided now, not after the poll: what runs may end while the poll still waits for Redis, and nobody would come
+        # back for what was left behind.
+        self._full = self.job_counter >= self.max_jobs
         await super()._poll_iteration()
-        self._full = self.allow_pick_jobs and self.job_counter >= self.max_jobs
 
     async def start_jobs(self, job_ids: list[bytes]) -> None:
         """arq/worker.py, ``Worker.start_jobs``, in one round trip instead of four a job.
@@ -183,15 +185,25 @@ class DelayWorker(Worker):
         """
         ids = [job_id for job_id in job_ids if job_id.decode() not in self.job_tasks]
         free = self.max_jobs - self.job_counter
-        if not ids or free <= 0:
+        if not ids:
             return
-        for job_id, score in await self.pool.on_arq(self._start_call(ids, free)):
+        if free <= 0:
+            self._full = True
+            return
+        started = await self.pool.on_arq(self._start_call(ids, free))
+        for job_id, score in started:
             await self.sem.acquire()
             self.job_counter += 1
             task = self.loop.create_task(self.run_job(job_id, score))
             task.add_done_callback(lambda _: self._release_sem_dec_counter_on_complete())
             self.tasks[job_id] = task
             self._started = True
+        if len(started) == free:
+            # There may be more, left for want of a place; one may have become free meanwhile.
+            if self.job_counter < self.max_jobs:
+                self._wake.set()
+            else:
+                self._full = True
 
     def _start_call(self, ids: list[bytes], free: int) -> Call[list[tuple[str, int]]]:
         def parse(reply: list[bytes]) -> list[tuple[str, int]]:
