@@ -158,5 +158,5 @@ def test_a_repeated_call_waits_for_the_replica_as_the_first_did(pair):
             execute(primary.client(), request, queue._waiting)
         with pytest.raises(ReplicationTimeout):
             queue.schedule(b"y", delay=60, id="once", if_exists="keep")
-    assert replica.client().zcard(keys_of(queue).due) == 1
+    wait_until(lambda: replica.client().zcard(keys_of(queue).due) == 1)
     queue.close()
