@@ -59,8 +59,8 @@ test-core5: $(ENVS)/core5.ok ## The core on redis-py 5.0
 test-celery: $(ENVS)/celery.ok ## The Celery adapter
 	@echo "== adapters/celery"
 	@$(call pytest,celery,tests/adapters/celery tests/docs tests/unit/test_imports.py --ignore=tests/adapters/celery/test_demo.py)
-	@# The demo is about time: by itself, not beside other tests.
-	@$(call pytest,celery,tests/adapters/celery/test_demo.py -n 0)
+	@# The demo is about time: by itself, and its processes not measured.
+	@$(call pytest,celery,tests/adapters/celery/test_demo.py -n 0,uncovered)
 
 test-arq: $(ENVS)/arq.ok ## The arq adapter
 	@echo "== adapters/arq"
