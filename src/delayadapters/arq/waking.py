@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from ..redis.connect import loop_client
+from ..release.loop import backoff
 
 __all__ = ["Listener"]
 
@@ -62,7 +62,7 @@ class Listener:
                 faults += 1
                 if faults == 1:
                     log.info("the worker's wake-up subscription was lost, will subscribe again: %s", error)
-                await asyncio.sleep(min(2.0, 0.05 * 2 ** min(faults, 10)) * random.uniform(0.5, 1.0))
+                await asyncio.sleep(backoff(faults, 0.1, 2.0))
             finally:
                 if subscription is not None:
                     with contextlib.suppress(RedisError, OSError, EOFError):

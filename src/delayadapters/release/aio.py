@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
 import socket
 import time
 from collections.abc import Awaitable
@@ -20,7 +19,7 @@ from ..redis.aio import AsyncDelayQueue, execute
 from ..redis.commands import Asker, Call, Plain
 from ..redis.connect import loop_client
 from ..redis.keys import ShardKeys
-from .loop import Done, Publish, ReleaseLoop, Send, Sleep
+from .loop import Done, Publish, ReleaseLoop, Send, Sleep, backoff
 from .publisher import AsyncPublisher, checked
 from .settings import ReleaserStats, ReleaseSettings
 from .threads import clock
@@ -302,7 +301,7 @@ class _Shard:
                 faults += 1
                 if faults == 1:
                     log.info("wake-up subscription lost, will subscribe again: %s", error)
-                await asyncio.sleep(min(2.0, 0.05 * 2 ** min(faults, 10)) * random.uniform(0.5, 1.0))
+                await asyncio.sleep(backoff(faults, 0.1, 2.0))
             finally:
                 if subscription is not None:
                     with contextlib.suppress(RedisError, OSError, EOFError):

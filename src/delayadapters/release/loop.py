@@ -24,7 +24,7 @@ from ..redis.keys import ShardKeys
 from .publisher import DOWN, Batch, Published
 from .settings import ReleaserStats, ReleaseSettings
 
-__all__ = ["Action", "Done", "Publish", "ReleaseLoop", "Send", "Sleep"]
+__all__ = ["Action", "Done", "Publish", "ReleaseLoop", "Send", "Sleep", "backoff"]
 
 log: Final = logging.getLogger("delayadapters.release")
 
@@ -237,7 +237,7 @@ class ReleaseLoop:
         if self._faults == 1:
             log.warning("redis fault in the release loop, will retry: %s: %s", type(error).__name__, error)
         self._watching = False
-        self._retry_at = now + _backoff(self._faults, self._set.fault_base, self._set.fault_cap)
+        self._retry_at = now + backoff(self._faults, self._set.fault_base, self._set.fault_cap)
         if self._stopping and self._faults > 3 and not (self._owes_acks and now < self._held_until):
             # Nothing can be given back: the leases will pass, and another loop takes over. What is published would then
             # go out again, so an ack is worth waiting for while the lease lasts.
@@ -482,7 +482,7 @@ class ReleaseLoop:
             log.warning("job %r is dead after %d attempts: %s", claim.id, attempt, reason)
             self._verdicts.append(Verdict(claim.entry, "dead", 0, reason))
             return
-        pause = _backoff(attempt, self._set.backoff, self._set.backoff_cap)
+        pause = backoff(attempt, self._set.backoff, self._set.backoff_cap)
         self._verdicts.append(Verdict(claim.entry, "retry", round(pause * 1e6), reason))
 
     def _give_back(self, claims: Sequence[Claim]) -> None:
@@ -494,9 +494,9 @@ class ReleaseLoop:
         self.stats.pauses += 1
         if self._pauses == 1:
             log.warning("the broker takes no messages, release pauses: %s", reason)
-        self._paused_until = now + _backoff(self._pauses, self._set.pause_base, self._set.pause_cap)
+        self._paused_until = now + backoff(self._pauses, self._set.pause_base, self._set.pause_cap)
 
 
-def _backoff(attempt: int, base: float, cap: float) -> float:
-    """Exponential with jitter: between half of it and all of it."""
+def backoff(attempt: int, base: float, cap: float) -> float:
+    """Seconds to pause after ``attempt`` failures: exponential with jitter, between half of it and all of it."""
     return float(min(cap, base * 2.0 ** min(attempt - 1, 60))) * random.uniform(0.5, 1.0)

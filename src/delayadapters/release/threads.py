@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import socket
 import threading
 import time
@@ -20,7 +19,7 @@ from ..redis.commands import Asker, Call, Plain
 from ..redis.connect import loop_client
 from ..redis.keys import ShardKeys
 from ..redis.sync import DelayQueue, execute
-from .loop import Done, Publish, ReleaseLoop, Send, Sleep
+from .loop import Done, Publish, ReleaseLoop, Send, Sleep, backoff
 from .publisher import Publisher, checked
 from .settings import ReleaserStats, ReleaseSettings
 
@@ -316,7 +315,7 @@ class _Shard:
                 faults += 1
                 if faults == 1 and not self._ended.is_set():
                     log.info("wake-up subscription lost, will subscribe again: %s", error)
-                self._ended.wait(min(2.0, 0.05 * 2 ** min(faults, 10)) * random.uniform(0.5, 1.0))
+                self._ended.wait(backoff(faults, 0.1, 2.0))
             finally:
                 if subscription is not None:
                     with contextlib.suppress(Exception):  # the connection is broken already
