@@ -87,7 +87,10 @@ class Ledger:
 
 
 class FileLedger:
-    """What releasing processes wrote, each line in one append, so that SIGKILL cannot tear it."""
+    """What releasing processes wrote, each line in one append, so that SIGKILL cannot tear it.
+
+    A reader can: it may see the front of a write under way, so only whole lines count.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -96,7 +99,8 @@ class FileLedger:
     def lines(self) -> list[Line]:
         if not self.path.exists():
             return []
-        rows = (json.loads(row) for row in self.path.read_text().splitlines())
+        text = self.path.read_text()
+        rows = (json.loads(row) for row in text[: text.rfind("\n") + 1].splitlines())
         return [Line(row[0], bytes.fromhex(row[1]), *row[2:]) for row in rows]
 
     @property
