@@ -5,7 +5,8 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-matrix test-core5 test-celery test-arq test-arq-suite test-taskiq test-taskiq-suite coverage bench bench-arq bench-celery bench-taskiq lint format envs clean
+.PHONY: help demo demo-celery demo-arq demo-taskiq test test-core test-matrix test-core5 test-celery test-celery-suite test-arq \
+	test-arq-suite test-taskiq test-taskiq-suite test-docs coverage bench bench-arq bench-celery bench-taskiq docs pictures lint format envs clean
 
 PYTHON ?= python3
 ENVS := .envs
@@ -22,14 +23,16 @@ endif
 
 core8_packages  := -e '.[cli,metrics]' --group test hiredis 'redis>=8,<9'
 core5_packages  := -e '.[cli,metrics]' --group test 'redis>=5.0.1,<5.1'
-celery_packages := -e '.[celery,cli]' --group test --group demo hiredis pyyaml
-arq_packages    := -e '.[arq,cli]' --group test 'arq[watch]'
+celery_packages := -e '.[celery,cli,metrics]' --group test --group demo --group celery hiredis
+celerysuite_packages := -e '.[celery,cli]' --group servers --group celery-suite
+arq_packages    := -e '.[arq,cli,metrics]' --group test 'arq[watch]'
 arqsuite_packages := -e '.[arq,cli]' --group servers --group arq-suite
-taskiq_packages := -e '.[taskiq,cli]' --group test --group taskiq
-lint_packages   := -e '.[celery,cli,metrics,taskiq]' --group lint
+taskiq_packages := -e '.[taskiq,cli,metrics]' --group test --group taskiq
+lint_packages   := -e '.[celery,cli,metrics,taskiq]' --group lint pytest
+docs_packages   := -e '.[cli,metrics]' --group docs
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(ENVS)/celery.ok ## The Celery demo; ARGS=--compare sets it beside native Celery
 	$(ENVS)/celery/bin/python examples/celery_worker/demo.py $(ARGS)
@@ -62,6 +65,9 @@ test-celery: $(ENVS)/celery.ok ## The Celery adapter
 	@# The demo is about time: by itself, and its processes not measured.
 	@$(call pytest,celery,tests/adapters/celery/test_demo.py -n 0,uncovered)
 
+test-celery-suite: $(ENVS)/celerysuite.ok ## Celery's own tests, with and without the fixup (needs Celery's source distribution)
+	$(ENVS)/celerysuite/bin/python tests/peers/celery_suite.py $(ARGS)
+
 test-arq: $(ENVS)/arq.ok ## The arq adapter
 	@echo "== adapters/arq"
 	@$(call pytest,arq,tests/adapters/arq tests/docs tests/unit/test_imports.py)
@@ -91,6 +97,12 @@ bench-celery: $(ENVS)/celery.ok ## The Celery benchmarks, beside native Celery (
 bench-taskiq: $(ENVS)/taskiq.ok ## The taskiq benchmarks, beside the stock scheduler (ARGS go to benchmarks/taskiq_run.py)
 	$(ENVS)/taskiq/bin/python benchmarks/taskiq_run.py $(ARGS)
 
+docs: $(ENVS)/docs.ok ## The documentation site, in site/; fails on any broken link
+	$(ENVS)/docs/bin/mkdocs build --quiet --strict
+
+pictures: $(ENVS)/docs.ok ## Draw the pictures in docs/pictures from the last results of the benchmarks
+	$(ENVS)/docs/bin/python benchmarks/pictures.py $(ARGS)
+
 lint: $(ENVS)/lint.ok ## ruff check, ruff format --check, mypy --strict
 	$(ENVS)/lint/bin/ruff check .
 	$(ENVS)/lint/bin/ruff format --check .
@@ -103,7 +115,7 @@ format: $(ENVS)/lint.ok ## Let ruff fix and format
 envs: $(ENVS)/core8.ok $(ENVS)/core5.ok $(ENVS)/celery.ok $(ENVS)/arq.ok $(ENVS)/taskiq.ok $(ENVS)/lint.ok ## Make all environments
 
 clean: ## Remove environments, caches and reports
-	rm -rf $(ENVS) .cache .coverage .coverage.* htmlcov dist build .hypothesis .ruff_cache
+	rm -rf $(ENVS) site .cache .coverage .coverage.* htmlcov dist build .hypothesis .ruff_cache
 
 # ------------------------------------------------------------------------------------------------- environments
 # NAME.ok is written last: an environment without it was interrupted, and is made anew.
