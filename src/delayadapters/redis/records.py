@@ -22,10 +22,10 @@ import msgpack
 from ..errors import RecordUnreadable
 from ..jobs import Command, Payload
 
-__all__ = ["Packed", "Record", "id_of", "pack", "unpack"]
+__all__ = ["RAW", "Packed", "Record", "Whole", "id_of", "pack", "take_apart", "unpack", "with_state"]
 
 VERSION = 1
-_STATE, _META, _DIRECT, _RAW = 1, 2, 4, 8
+_STATE, _META, _DIRECT, RAW = 1, 2, 4, 8
 _HEADER = 14
 PLAIN = VERSION << 4
 
@@ -39,6 +39,25 @@ class Record(NamedTuple):
     attempts: int
     requeues: int
     reason: str | None
+
+
+class Whole(NamedTuple):
+    """Everything a record says, for moving it to another server.
+
+    ``release``: the commands as stored, words as bytes, lists of words, and ints where :class:`Payload` stands in.
+    ``done``: how many of them were carried out by an attempt that failed. ``raw``: the payload is a record that could
+    not be read.
+    """
+
+    due: int
+    payload: bytes
+    meta: Mapping[str, str]
+    release: Sequence[Sequence[Any]] | None
+    attempts: int
+    requeues: int
+    reason: str | None
+    done: int
+    raw: bool
 
 
 class Packed(tuple[Command, ...]):
@@ -114,6 +133,32 @@ def unpack(raw: bytes) -> Record:
     except Exception as error:  # whatever msgpack makes of bytes that are not its own
         raise RecordUnreadable(f"unreadable record: {error!r}") from error
     return Record(int.from_bytes(raw[7:14], "big"), raw[at:], meta, attempts, requeues, reason)
+
+
+def take_apart(raw: bytes) -> Whole:
+    """As :func:`unpack`, and the release commands with their state.
+
+    Raises:
+        RecordUnreadable: as there.
+    """
+    due, payload, meta, attempts, requeues, reason = unpack(raw)
+    release, done, at = None, 0, _HEADER
+    if raw[0] & _STATE:
+        section, at = _read(raw, at)
+        done = int(msgpack.unpackb(section, raw=True)[3])
+    if raw[0] & _META:
+        _, at = _read(raw, at)
+    if raw[0] & _DIRECT:
+        section, at = _read(raw, at)
+        release = msgpack.unpackb(section, raw=True)
+    return Whole(due, payload, meta, release, attempts, requeues, reason, done, bool(raw[0] & RAW))
+
+
+def with_state(flags: int, tail: bytes, state: tuple[int, int, str, int]) -> tuple[int, bytes]:
+    """What :func:`pack` made, with attempts, requeues, reason and commands done."""
+    if state == (0, 0, "", 0):
+        return flags, tail
+    return flags | _STATE, _section(list(state), "state") + tail
 
 
 def id_of(entry: bytes) -> str:
