@@ -17,7 +17,7 @@ from .errors import (
     ScriptFailed,
     WrongKeyType,
 )
-from .jobs import Claim, Job, NewJob, Outcome, Page, Payload, State, Stats
+from .jobs import Claim, Counters, Job, Lateness, Loop, NewJob, Outcome, Page, Payload, State, Stats
 from .memory import ManualClock, MemoryDelayQueue
 from .redis.aio import AsyncDelayQueue
 from .redis.sync import DelayQueue
@@ -35,11 +35,14 @@ __all__ = [
     "Batch",
     "BrokerDown",
     "Claim",
+    "Counters",
     "DelayError",
     "DelayQueue",
     "Job",
     "JobExists",
+    "Lateness",
     "LeaseLost",
+    "Loop",
     "ManualClock",
     "MemoryDelayQueue",
     "NewJob",

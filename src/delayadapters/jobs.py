@@ -6,15 +6,18 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from .due import Delay, from_micros
 
 __all__ = [
     "Claim",
     "Command",
+    "Counters",
     "IfExists",
     "Job",
+    "Lateness",
+    "Loop",
     "NewJob",
     "Outcome",
     "Page",
@@ -162,3 +165,99 @@ class Stats:
     dead: int
     next_due: int | None
     oldest_overdue: float
+
+
+LATENESS_BOUNDS: Final = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
+"""Upper bounds of the lateness histogram's buckets, seconds; a last bucket has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """How late released jobs were. ``counts[i]`` jobs were at most ``LATENESS_BOUNDS[i]`` seconds late and more than the
+    bound before; the last of ``counts`` is for all that were later. ``sum``: seconds, of all together."""
+
+    counts: Sequence[int] = (0,) * (len(LATENESS_BOUNDS) + 1)
+    sum: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Jobs measured."""
+        return sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What was ever done to a queue's entries, by whatever process; from 0 again after ``purge``.
+
+    Every entry that was scheduled is waiting, leased or dead now, or was released, cancelled, replaced, discarded or
+    dropped: the sums agree.
+    """
+
+    scheduled: int = 0
+    """Entries stored."""
+    replaced: int = 0
+    """Entries that made way for another of their id (``if_exists="replace"``)."""
+    cancelled: int = 0
+    rescheduled: int = 0
+    released: int = 0
+    """Handed to the broker."""
+    direct: int = 0
+    """Of those, by the release script itself."""
+    requeued: int = 0
+    """Leases that passed: each may have been a duplicate release, or a crash."""
+    given_back: int = 0
+    """Claims returned unpublished: the broker was down, or the loop stopped."""
+    failed: int = 0
+    """Releases that failed through the job's own fault."""
+    dead: int = 0
+    """Jobs that died."""
+    replayed: int = 0
+    discarded: int = 0
+    dropped: int = 0
+    """Entries found without a record (keys edited by hand)."""
+    lateness: Lateness = Lateness()
+    """Release instant minus due time, of every released job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A release loop of one shard.
+
+    ``name`` is what it calls itself (host:process, unless told otherwise). ``seen_ago``: seconds since it was heard of,
+    by the server's clock: a loop at work is heard of all the time, an idle one at least every :data:`BEAT` seconds.
+    ``watching``: it is the one that sleeps precisely for its shard.
+    """
+
+    name: str
+    seen_ago: float
+    watching: bool
+    shard: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was heard of in the last :data:`ALIVE` seconds. One that was killed is alive until then."""
+        return self.seen_ago <= ALIVE
+
+
+BEAT: Final = 20.0
+"""Seconds between the heartbeats of an idle loop; the one that watches says it lives about every 5 s."""
+ALIVE: Final = 45.0
+"""A loop not heard of for so many seconds is taken for gone: two heartbeats, and some."""

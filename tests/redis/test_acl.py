@@ -101,6 +101,8 @@ PRODUCER = {
     "jobs": ("waiting", lambda q: q.jobs()),
     "dead_jobs": ("dead", lambda q: q.dead_jobs()),
     "stats": (None, lambda q: q.stats()),
+    "counters": ("waiting", lambda q: q.counters()),
+    "loops": ("due", lambda q: q.loops()),
     "purge": ("waiting", lambda q: q.purge()),
 }
 
@@ -111,8 +113,8 @@ def looks(queue: DelayQueue) -> None:
     def steps():
         keys, asker = keys_of(queue), Asker.new()
         yield commands.claim(keys, asker, 1, lease=10**6, limit=0, watch_ms=1000)
-        yield commands.peek(keys, asker, watch_ms=1000, thorough=True)
-        yield commands.watch_left(keys)
+        yield commands.peek(keys, asker, watch_ms=1000, thorough=True, beat=1)
+        yield commands.probe(keys, asker, beat=1, timed=True)
         yield commands.leave(keys, asker)
 
     queue._run(steps())
@@ -273,8 +275,8 @@ async def test_an_async_releaser_works_with_these_rights(open_queue, boss, serve
 @pytest.mark.parametrize(
     ("user", "verbs", "harmless"),
     [
-        ("delay-producer", PRODUCER, {"publish", "type", "eval"}),
-        ("delay-releaser", RELEASER, {"publish", "type", "eval", "subscribe", "unsubscribe"}),
+        ("delay-producer", PRODUCER, {"publish", "type", "eval", "hincrby"}),
+        ("delay-releaser", RELEASER, {"publish", "type", "eval", "hincrby", "subscribe", "unsubscribe"}),
     ],
 )
 def test_without_any_one_command_something_is_refused_and_nothing_half_done(

@@ -254,7 +254,7 @@ async def test_peeking_reads_the_same_in_every_protocol(redis_server, queue_name
             seen = await ask(commands.peek(keys, asker, watch_ms=5000, thorough=True))
             assert (seen.watching, seen.head, seen.expires) == (True, due, claim.lease)
             assert seen.now > 1_700_000_000_000_000
-            assert 0 < await ask(commands.watch_left(keys)) <= 5000
+            assert 0 < (await ask(commands.probe(keys, asker))).left <= 5000
             assert set((await ask(commands.types(keys))).values()) == {"zset", "hash", "string", "none"}
 
 

@@ -297,6 +297,8 @@ def verbs_of(queue, held):
         "jobs": lambda: queue.jobs(),
         "dead_jobs": lambda: queue.dead_jobs(),
         "stats": lambda: queue.stats(),
+        "counters": lambda: queue.counters(),
+        "loops": lambda: queue.loops(),
         "claim": lambda: queue.claim(),
         "ack": lambda: queue.ack(held),
         "give_back": lambda: queue.give_back(held),
@@ -308,7 +310,7 @@ def verbs_of(queue, held):
 
 WRONG = {"due": "zset", "leased": "zset", "dead": "zset", "entries": "hash", "seq": "string", "watch": "string",
          "loops": "hash", "calls": "hash", "calls_old": "hash", "released": "set", "released_old": "set",
-         "released_new": "list"}  # fmt: skip
+         "released_new": "list", "counts": "hash"}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", WRONG)

@@ -185,7 +185,7 @@ def test_the_keys_of_a_shard_share_one_hash_tag():
         keys = ShardKeys.of(name, 3)
         tag = f"{{{name}:3}}:".encode()
         assert all(key.startswith(tag) and key.count(b"{") == 1 for key in (*keys.stored(), keys.wake))
-        assert len(set(keys.stored())) == 12
+        assert len(set(keys.stored())) == 14
 
 
 def test_the_names_of_the_keys_are_for_good():
@@ -195,7 +195,7 @@ def test_the_names_of_the_keys_are_for_good():
         f"{{n:0}}:{field}"
         for field in (
             "due", "leased", "dead", "entries", "seq", "watch", "loops", "calls", "calls-old", "released",
-            "released-old", "released-new", "wake",
+            "released-old", "released-new", "counts", "imported", "wake",
         )
     ]  # fmt: skip
 

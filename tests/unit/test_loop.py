@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from delayadapters import Batch, Claim, LeaseLost, Published, ReleaserStats
-from delayadapters.redis.commands import Asker, Call, Claimed, Peek, Plain
+from delayadapters.redis.commands import Asker, Call, Claimed, Peek, Plain, Probe
 from delayadapters.redis.keys import ShardKeys
 from delayadapters.release.loop import Done, Publish, ReleaseLoop, Send, Sleep
 from delayadapters.release.settings import ReleaseSettings
@@ -131,7 +131,7 @@ class Desk:
 
     def sees(self, *, head: float | None = None, watching: bool = True, thorough: bool = False) -> Asked:
         """The idle watcher looks, and sees this."""
-        asked = self.asks("GETEX ZRANGE TIME ZRANGE" if thorough else "GETEX ZRANGE")
+        asked = self.asks("GETEX ZRANGE TIME ZRANGE HSET" if thorough else "GETEX ZRANGE")
         at = None if head is None else self.server(head)
         self.answer(Peek(watching, at, self.server() if thorough else None))
         return asked
@@ -311,7 +311,7 @@ def test_short_leases_of_others_are_looked_at_in_time(lease, looks):
     while not thorough:
         number += 1
         desk.now = desk.sleeps().until
-        thorough = Asked(desk.next().request).name == "GETEX ZRANGE TIME ZRANGE"
+        thorough = Asked(desk.next().request).name == "GETEX ZRANGE TIME ZRANGE HSET"
         desk.sees(head=HOUR, thorough=thorough)
     assert number == looks
 
@@ -320,7 +320,7 @@ def test_a_lease_seen_by_looking_is_slept_for():
     desk = Desk(thorough=1.0)
     desk.claims()
     desk.now += 1.0
-    desk.asks("GETEX ZRANGE TIME ZRANGE")
+    desk.asks("GETEX ZRANGE TIME ZRANGE HSET")
     desk.answer(Peek(True, None, desk.server(), desk.server(0.3)))
     assert desk.sleeps() == Sleep(seconds(desk.now + 0.3), precise=True)
 
@@ -334,7 +334,7 @@ def test_a_clock_set_forward_is_learnt_by_looking():
     due = desk.server(HOUR)
     desk.epoch += 3_599_000_000
     desk.now += 1.0
-    desk.asks("GETEX ZRANGE TIME ZRANGE")
+    desk.asks("GETEX ZRANGE TIME ZRANGE HSET")
     desk.answer(Peek(True, due, desk.server()))
     desk.asks("claim")  # 3599 + 1 seconds later, it is due
 
@@ -820,11 +820,11 @@ def test_who_does_not_watch_sleeps_until_the_watch_could_lapse():
     assert desk.sleeps() == Sleep(seconds(desk.now + 1.5 + SET.slack))
     desk.now += 1.5 + SET.slack
     desk.asks("PTTL")
-    desk.answer(900)
+    desk.answer(Probe(900))
     assert desk.sleeps() == Sleep(seconds(desk.now + 0.9 + SET.slack))
     desk.now += 0.9 + SET.slack
     desk.asks("PTTL")
-    desk.answer(0)
+    desk.answer(Probe(0))
     desk.claims(watching=True, head=0.2)
     assert desk.sleeps() == Sleep(seconds(desk.now + 0.2), precise=True)
 

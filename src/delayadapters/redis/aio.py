@@ -14,8 +14,8 @@ from redis.exceptions import NoScriptError, RedisError
 
 from ..due import Delay
 from ..errors import RedisFault, ReplicationTimeout, WrongKeyType
-from ..jobs import Claim, Command, IfExists, Job, NewJob, Outcome, Page, Stats
-from . import commands
+from ..jobs import Claim, Command, Counters, IfExists, Job, Loop, NewJob, Outcome, Page, Stats
+from . import commands, steering
 from .commands import Call, Plain
 from .connect import Options, Waiting, check_wait, client_options, describe, never_decode, next_pause, try_seconds
 from .faults import RETRIABLE, sent, translate
@@ -177,6 +177,16 @@ class AsyncDelayQueue:
         """Due now: RESCHEDULED, or IN_FLIGHT, RELEASED, NOT_FOUND."""
         return await self._run(self._verbs.reschedule(id, 0, None))
 
+    async def cancel_many(self, ids: Iterable[str]) -> list[Outcome]:
+        """As :meth:`DelayQueue.cancel_many <delayadapters.DelayQueue.cancel_many>`."""
+        return await self._run(steering.steer_ids(self._verbs, "cancel", ids))
+
+    async def reschedule_many(
+        self, ids: Iterable[str], *, delay: Delay | None = None, at: datetime | None = None
+    ) -> list[Outcome]:
+        """As :meth:`DelayQueue.reschedule_many <delayadapters.DelayQueue.reschedule_many>`."""
+        return await self._run(steering.steer_ids(self._verbs, "reschedule", ids, delay, at))
+
     async def get(self, id: str) -> Job | None:
         """The earliest waiting entry of an id, else a leased one, else a dead one, else None."""
         return await self._run(self._verbs.get(id))
@@ -204,6 +214,14 @@ class AsyncDelayQueue:
     async def stats(self) -> Stats:
         """The queue in numbers; constant time however long the queue."""
         return await self._run(self._verbs.stats())
+
+    async def counters(self) -> Counters:
+        """What was ever scheduled, released, cancelled, …, by whatever process, and how late releases were."""
+        return await self._run(self._verbs.counters())
+
+    async def loops(self) -> list[Loop]:
+        """As :meth:`DelayQueue.loops <delayadapters.DelayQueue.loops>`."""
+        return await self._run(self._verbs.loops())
 
     # ------------------------------------------------------------ a consumer of your own
 
@@ -237,7 +255,7 @@ async def execute(client: Any, request: Call[Any] | Plain[Any], waiting: Waiting
         pipe = client.pipeline(transaction=False)
         for command in request.commands:
             pipe.execute_command(*command, **options)
-        return await pipe.execute()
+        return await pipe.execute(raise_on_error=not request.forgiving)
     tail = (len(request.keys), *request.keys, *request.args)
     if waiting is not None and request.script.name == "schedule":
         return await _execute_and_wait(client, request, waiting)

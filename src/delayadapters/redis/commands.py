@@ -6,18 +6,18 @@ import base64
 import binascii
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Generic, TypeVar
 
 import msgpack
 
 from ..errors import RecordUnreadable
-from ..jobs import Claim, IfExists, Job, Outcome, State
+from ..jobs import LATENESS_BOUNDS, Claim, Counters, IfExists, Job, Lateness, Loop, Outcome, State
 from . import records
 from .keys import ShardKeys
 from .scripts import Script, load
 
-__all__ = ["Call", "Claimed", "Extras", "Peek", "Plain"]
+__all__ = ["Call", "Claimed", "Extras", "Peek", "Plain", "Row"]
 
 T = TypeVar("T")
 PAGE_BYTES: Final = 1 << 20
@@ -42,6 +42,8 @@ class Plain(Generic[T]):
     commands: list[tuple[bytes | str | int, ...]]
     parse: Callable[[list[Any]], T]
     shard: ShardKeys
+    forgiving: bool = False
+    """Errors are handed to ``parse`` among the replies."""
 
 
 def token() -> bytes:
@@ -223,17 +225,31 @@ class Cursor:
         return cls(int.from_bytes(raw[:8], "big"), raw[8:])
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A waiting or dead entry: its place, and its record as stored."""
+
+    place: Cursor
+    state: State
+    record: bytes
+
+    @property
+    def id(self) -> str:
+        return records.id_of(self.place.entry)
+
+    def job(self) -> Job:
+        """The job in it. An unreadable record is one with ``due`` 0, the record as its payload, and the reason."""
+        return _job(self.id, self.state.value.encode(), self.record)
+
+
 def page(
     keys: ShardKeys, which: str, limit: int, after: Cursor | None, before: int | None
-) -> Call[tuple[bool, list[tuple[Cursor, Job]]]]:
-    """``which`` due or dead: whether there are more, and the jobs with their places."""
-    state = b"dead" if which == "dead" else b"waiting"
+) -> Call[tuple[bool, list[Row]]]:
+    """``which`` due or dead: whether there are more, and the entries."""
+    state = State.DEAD if which == "dead" else State.WAITING
 
-    def parse(reply: Any) -> tuple[bool, list[tuple[Cursor, Job]]]:
-        rows = [
-            (Cursor(int(reply[i + 1]), reply[i]), _job(records.id_of(reply[i]), state, reply[i + 2]))
-            for i in range(1, len(reply), 3)
-        ]
+    def parse(reply: Any) -> tuple[bool, list[Row]]:
+        rows = [Row(Cursor(int(reply[i + 1]), reply[i]), state, reply[i + 2]) for i in range(1, len(reply), 3)]
         return reply[0] == b"1", rows
 
     script = load("page")
@@ -270,6 +286,45 @@ def stats(keys: ShardKeys, server_now: int | None = None) -> Call[ShardStats]:
     return Call(script, *script.bind(keys, now=_now(server_now)), parse, keys)
 
 
+_COUNTS: Final = tuple(field.name for field in fields(Counters) if field.name != "lateness")
+LATE_COUNTS: Final = (*(f"late:{round(bound * 1e6)}" for bound in LATENESS_BOUNDS), "late:inf")
+"""The counters of the lateness histogram's buckets."""
+
+
+def counters(keys: ShardKeys) -> Call[Counters]:
+    """What was ever counted in this shard."""
+
+    def parse(reply: Any) -> Counters:
+        have = {reply[i].decode(): int(reply[i + 1]) for i in range(0, len(reply), 2)}
+        numbers = {name: have.get(name, 0) for name in _COUNTS}
+        numbers["released"] += numbers["direct"]  # the scripts count those apart
+        late = Lateness(tuple(have.get(name, 0) for name in LATE_COUNTS), have.get("late:sum", 0) / 1e6)
+        return Counters(**numbers, lateness=late)
+
+    script = load("counters")
+    return Call(script, *script.bind(keys), parse, keys)
+
+
+def loops(keys: ShardKeys, shard: int, server_now: int | None = None) -> Call[list[Loop]]:
+    """The release loops of this shard, the one heard of last first."""
+
+    def parse(reply: Any) -> list[Loop]:
+        now, watcher, flat = int(reply[0]), reply[1], reply[2]
+        have = {flat[i]: flat[i + 1] for i in range(0, len(flat), 2)}
+        found = []
+        for owner, entry in have.items():
+            words = entry.split(b" ", 3)
+            if owner.startswith(_BEAT) or len(words) != 4:
+                continue
+            seen = max(int(words[2]), int(have.get(_BEAT + owner, 0)))
+            name = words[3].decode("utf-8", "replace")
+            found.append(Loop(name, max(0, now - seen) / 1e6, owner == watcher, shard))
+        return sorted(found, key=lambda loop: (loop.seen_ago, loop.name))
+
+    script = load("loops")
+    return Call(script, *script.bind(keys, now=_now(server_now)), parse, keys)
+
+
 def purge(keys: ShardKeys) -> Plain[int]:
     """Removes every key of the shard."""
     return Plain([("UNLINK", *keys.stored())], lambda replies: int(replies[0]), keys)
@@ -298,6 +353,8 @@ _KINDS: Final = {
     "released": "set",
     "released_old": "set",
     "released_new": "list",
+    "counts": "hash",
+    "imported": "set",
 }
 
 
@@ -362,9 +419,11 @@ def claim(
     max_attempts: int = 8,
     fence: int = 0,
     acks: Sequence[bytes] = (),
+    late: Mapping[str, int] | None = None,
     now: int | None = None,
 ) -> Call[Claimed]:
-    """One turn of a loop: acks, re-queues, claims. ``call`` numbers the request; repeated, it gets its batch again."""
+    """One turn of a loop: acks, re-queues, claims. ``call`` numbers the request; repeated, it gets its batch again.
+    ``late``: to add to the lateness counters, for what ``acks`` names."""
 
     def parse(reply: Any) -> Claimed:
         header, notes, taken, raw = reply
@@ -416,6 +475,7 @@ def claim(
         max_attempts=max_attempts,
         wake=keys.wake,
         fence=fence,
+        late=_packed_list([word for pair in late.items() for word in pair]) if late else b"",
     )
     return Call(script, *bound, parse, keys)
 
@@ -427,7 +487,7 @@ def _notes(packed: bytes) -> list[tuple[str, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a claim that was not published ends. ``verb``: ack, back, retry or dead; ``pause`` in microseconds."""
+    """How a claim ends. ``verb``: ack, back, retry or dead; ``pause`` in microseconds (for an ack, when it was due)."""
 
     entry: bytes
     verb: str
@@ -468,10 +528,11 @@ def renew(
     return Call(script, *bound, parse, keys)
 
 
-def leave(keys: ShardKeys, asker: Asker) -> Call[bool]:
-    """Gives up the watch (True: it was held) and strikes this loop off the list."""
+def leave(keys: ShardKeys, asker: Asker, *, ends: bool = True, now: int | None = None) -> Call[bool]:
+    """Gives up the watch (True: it was held). ``ends``: strikes this loop off the list; else it pauses."""
     script = load("leave")
-    return Call(script, *script.bind(keys, owner=asker.owner, wake=keys.wake), lambda reply: reply == b"1", keys)
+    bound = script.bind(keys, now=_now(now), owner=asker.owner, wake=keys.wake, ends=int(ends))
+    return Call(script, *bound, lambda reply: reply == b"1", keys)
 
 
 # ---------------------------------------------------------------- looking without a script
@@ -487,8 +548,17 @@ class Peek:
     expires: int | None = None
 
 
-def peek(keys: ShardKeys, asker: Asker, *, watch_ms: int, thorough: bool) -> Plain[Peek]:
+_BEAT: Final = b"beat:"
+
+
+def _beat(keys: ShardKeys, asker: Asker, at: int) -> tuple[bytes | str | int, ...]:
+    """A sign of life. Apart from the loop's entry: one that a slow network brings late must not undo a later claim's."""
+    return ("HSET", keys.loops, _BEAT + asker.owner, at)
+
+
+def peek(keys: ShardKeys, asker: Asker, *, watch_ms: int, thorough: bool, beat: int | None = None) -> Plain[Peek]:
     """Renews the watch and reads the head; ``thorough``: also the server's clock and the first lease to expire.
+    ``beat``: also says that this loop lives; the server's clock, as far as it is known.
 
     GETEX extends the key whoever holds it. Only a loop that held the watch a moment ago peeks, so at worst the watch of
     a loop that has just taken it over lives a little longer.
@@ -499,20 +569,54 @@ def peek(keys: ShardKeys, asker: Asker, *, watch_ms: int, thorough: bool) -> Pla
     ]
     if thorough:
         commands += [("TIME",), ("ZRANGE", keys.leased, 0, 0, "WITHSCORES")]
+    needed = len(commands)
+    if beat is not None:
+        commands.append(_beat(keys, asker, beat))
 
     def parse(replies: list[Any]) -> Peek:
+        _raise_first(replies[:needed])
         now = expires = None
         if thorough:
-            now = int(replies[2][0]) * 1_000_000 + int(replies[2][1])
+            now = _micros(replies[2])
             expires = _score(replies[3])
         return Peek(replies[0] == asker.owner, _score(replies[1]), now, expires)
 
-    return Plain(commands, parse, keys)
+    return Plain(commands, parse, keys, forgiving=True)
 
 
-def watch_left(keys: ShardKeys) -> Plain[int]:
-    """Milliseconds until the watch lapses; 0: nobody holds it."""
-    return Plain([("PTTL", keys.watch)], lambda replies: max(0, int(replies[0])), keys)
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What an idle loop that does not watch looks at: milliseconds until the watch lapses (0: nobody holds it)."""
+
+    left: int
+    now: int | None = None
+
+
+def probe(keys: ShardKeys, asker: Asker, *, beat: int | None = None, timed: bool = False) -> Plain[Probe]:
+    """How long the watch lasts. ``beat``: as for :func:`peek`; ``timed``: also reads the server's clock."""
+    commands: list[tuple[bytes | str | int, ...]] = [("PTTL", keys.watch)]
+    if timed:
+        commands.append(("TIME",))
+    needed = len(commands)
+    if beat is not None:
+        commands.append(_beat(keys, asker, beat))
+
+    def parse(replies: list[Any]) -> Probe:
+        _raise_first(replies[:needed])
+        return Probe(max(0, int(replies[0])), _micros(replies[1]) if timed else None)
+
+    return Plain(commands, parse, keys, forgiving=True)
+
+
+def _raise_first(replies: list[Any]) -> None:
+    """A full server (maxmemory) refuses a sign of life; that is no reason for the rest to fail."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+
+
+def _micros(time: Any) -> int:
+    return int(time[0]) * 1_000_000 + int(time[1])
 
 
 def _score(reply: Any) -> int | None:

@@ -19,10 +19,13 @@ class ShardKeys:
     ``{n:s}:entries``     hash    id → packed record (see ``records.py``)
     ``{n:s}:seq``         string  counter from which entries are minted
     ``{n:s}:watch``       string  the loop that sleeps precisely for this shard; expires
-    ``{n:s}:loops``       hash    loop → its last call and lease, so that a repeated call gets the same answer
+    ``{n:s}:loops``       hash    loop → its last call and lease, so that a repeated call gets the same answer; and
+                                  ``beat:`` loop → when it last said that it lives
     ``{n:s}:calls``       hash    call token → answer, for calls that changed something; expires (and ``:calls-old``)
     ``{n:s}:released``    set     ids released recently; expires (and ``:released-old``)
     ``{n:s}:released-new``  list  ids released many at once, recently; expires
+    ``{n:s}:counts``      hash    what was ever done, in numbers: the counters of the metrics
+    ``{n:s}:imported``    set     tokens of the jobs taken in by an import; expires
     ``{n:s}:wake``        channel the head changed, or help is wanted
     ====================  ======  ===================================================================================
     """
@@ -39,6 +42,8 @@ class ShardKeys:
     released: bytes
     released_old: bytes
     released_new: bytes
+    counts: bytes
+    imported: bytes
     wake: bytes
 
     @classmethod

@@ -25,8 +25,9 @@ __all__ = ["Script", "load"]
 
 _HEAD = re.compile(r"^-- (keys|args|include):(.*)$", re.MULTILINE)
 _CALLED = re.compile(r"redis\.p?call\('([A-Z]+)'")
-_OPTIONAL = {"EXISTS", "PUBLISH"}
-"""A lost PUBLISH costs at most the safety poll; EXISTS is for jobs and adapters that ask for it."""
+_OPTIONAL = {"EXISTS", "HINCRBY", "PUBLISH"}
+"""A lost PUBLISH costs at most the safety poll, a lost HINCRBY a number in the metrics; EXISTS is for jobs and adapters
+that ask for it."""
 _RIGHTS = """\
 if redis.acl_check_cmd then
   for _, name in ipairs({ NAMES }) do

@@ -13,8 +13,8 @@ from redis.exceptions import NoScriptError, RedisError
 
 from ..due import Delay
 from ..errors import RedisFault, ReplicationTimeout, WrongKeyType
-from ..jobs import Claim, Command, IfExists, Job, NewJob, Outcome, Page, Stats
-from . import commands
+from ..jobs import Claim, Command, Counters, IfExists, Job, Loop, NewJob, Outcome, Page, Stats
+from . import commands, steering
 from .commands import Call, Plain
 from .connect import Options, Waiting, check_wait, client_options, describe, never_decode, next_pause, try_seconds
 from .faults import RETRIABLE, sent, translate
@@ -214,6 +214,16 @@ class DelayQueue:
         """Makes a waiting job due now: RESCHEDULED, or IN_FLIGHT, RELEASED, NOT_FOUND."""
         return self._run(self._verbs.reschedule(id, 0, None))
 
+    def cancel_many(self, ids: Iterable[str]) -> list[Outcome]:
+        """:meth:`cancel` for each of ``ids``, 100 a round trip; outcomes in their order. Ids given twice count once."""
+        return self._run(steering.steer_ids(self._verbs, "cancel", ids))
+
+    def reschedule_many(
+        self, ids: Iterable[str], *, delay: Delay | None = None, at: datetime | None = None
+    ) -> list[Outcome]:
+        """:meth:`reschedule` for each of ``ids``, 100 a round trip; outcomes in their order."""
+        return self._run(steering.steer_ids(self._verbs, "reschedule", ids, delay, at))
+
     def get(self, id: str) -> Job | None:
         """The job with this id: its earliest waiting entry, else a leased one, else a dead one, else None."""
         return self._run(self._verbs.get(id))
@@ -247,6 +257,17 @@ class DelayQueue:
     def stats(self) -> Stats:
         """The queue in numbers; constant time however long the queue."""
         return self._run(self._verbs.stats())
+
+    def counters(self) -> Counters:
+        """What was ever scheduled, released, cancelled, …, by whatever process, and how late releases were."""
+        return self._run(self._verbs.counters())
+
+    def loops(self) -> list[Loop]:
+        """The release loops that Redis has heard of and that did not stop, by shard, the most recent first.
+
+        A loop that was killed stays in the list, ever longer unheard of, for a day or more: see :attr:`Loop.alive`.
+        """
+        return self._run(self._verbs.loops())
 
     # ------------------------------------------------------------ a consumer of your own
 
@@ -283,7 +304,7 @@ def execute(client: Any, request: Call[Any] | Plain[Any], waiting: Waiting | Non
         pipe = client.pipeline(transaction=False)
         for command in request.commands:
             pipe.execute_command(*command, **options)
-        return pipe.execute()
+        return pipe.execute(raise_on_error=not request.forgiving)
     tail = (len(request.keys), *request.keys, *request.args)
     if waiting is not None and request.script.name == "schedule":
         return _execute_and_wait(client, request, waiting)

@@ -10,16 +10,16 @@ import heapq
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from itertools import count
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ..due import LATEST_DUE, Delay, check_id, check_payload, resolve, seconds_to_micros, to_micros
 from ..errors import JobExists, ReplicationTimeout
-from ..jobs import Claim, Command, IfExists, Job, NewJob, Outcome, Page, Stats
+from ..jobs import Claim, Command, Counters, IfExists, Job, Lateness, Loop, NewJob, Outcome, Page, Stats
 from . import commands, records
-from .commands import NO_EXTRAS, Asker, Call, Cursor, Extras, Plain, Stored, Verdict
+from .commands import NO_EXTRAS, Asker, Call, Cursor, Extras, Plain, Row, Stored, Verdict
 from .keys import ShardKeys, check_name, shard_of
 
 __all__ = ["Steps", "Verbs"]
@@ -159,29 +159,37 @@ class Verbs:
                 raise ValueError(f"due_before must be an aware datetime, got {due_before!r}")
             before = to_micros(due_before)
         after = Cursor.read(cursor) if cursor is not None else None
+        rows, more = yield from self.rows(which, limit, after, before)
+        return Page([row.job() for row in rows], str(rows[-1].place) if rows and more else None)
+
+    def rows(self, which: str, limit: int, after: Cursor | None, before: int | None) -> Steps[tuple[list[Row], bool]]:
+        """Up to ``limit`` entries behind ``after`` in the order of all shards, and whether there are more.
+
+        ``which``: due or dead. ``before``: microseconds; only scores below it.
+        """
         more, parts = False, []
         horizon: Cursor | None = None
         for keys in self.shards:
-            rows: list[tuple[Cursor, Job]] = []
+            found: list[Row] = []
             start, unfinished, size = after, True, 0
-            while unfinished and len(rows) < limit and size < commands.PAGE_BYTES:
+            while unfinished and len(found) < limit and size < commands.PAGE_BYTES:
                 # A script stalls every client: few rows each.
-                unfinished, some = yield commands.page(keys, which, min(PAGE_ROWS, limit - len(rows)), start, before)
-                rows += some
-                size += sum(len(job.payload) for _, job in some)
-                start = some[-1][0] if some else start
+                step = min(PAGE_ROWS, limit - len(found))
+                unfinished, some = yield commands.page(keys, which, step, start, before)
+                found += some
+                size += sum(len(row.record) for row in some)
+                start = some[-1].place if some else start
                 if not some:
                     break
-            parts.append(rows)
+            parts.append(found)
             if unfinished:
                 more = True
-                if rows and (horizon is None or _place(rows[-1][0]) < _place(horizon)):
-                    horizon = rows[-1][0]
-        merged = list(heapq.merge(*parts, key=lambda row: _place(row[0])))
+                if found and (horizon is None or _place(found[-1].place) < _place(horizon)):
+                    horizon = found[-1].place
+        merged = list(heapq.merge(*parts, key=lambda row: _place(row.place)))
         # A shard that stopped early may have more before what another shard gave.
-        kept = [row for row in merged if horizon is None or _place(row[0]) <= _place(horizon)][:limit]
-        more = more or len(kept) < len(merged)
-        return Page([job for _, job in kept], str(kept[-1][0]) if kept and more else None)
+        kept = [row for row in merged if horizon is None or _place(row.place) <= _place(horizon)][:limit]
+        return kept, more or len(kept) < len(merged)
 
     def stats(self) -> Steps[Stats]:
         rows = []
@@ -197,6 +205,18 @@ class Verbs:
             next_due=min(heads) if heads else None,
             oldest_overdue=max(0, overdue) / 1e6,
         )
+
+    def counters(self) -> Steps[Counters]:
+        rows = []
+        for keys in self.shards:
+            rows.append((yield commands.counters(keys)))
+        return _sum(rows)
+
+    def loops(self) -> Steps[list[Loop]]:
+        found: list[Loop] = []
+        for number, keys in enumerate(self.shards):
+            found += yield commands.loops(keys, number, self.now())
+        return found
 
     def purge(self) -> Steps[None]:
         for keys in self.shards:
@@ -240,7 +260,7 @@ class Verbs:
         groups: dict[tuple[ShardKeys, int], list[Verdict]] = {}
         for one in _checked(claims):
             groups.setdefault((self._shard_at(one.entry), one.lease), []).append(
-                Verdict(one.entry, verb, pause, reason)
+                Verdict(one.entry, verb, one.due if verb == "ack" else pause, reason)
             )
         done = 0
         for (keys, fence), verdicts in groups.items():
@@ -280,6 +300,14 @@ class Verbs:
         finally:
             self._askers.append((asker, calls))
         return out
+
+
+def _sum(rows: Sequence[Counters]) -> Counters:
+    """The counters of all shards together."""
+    counts = tuple(map(sum, zip(*(row.lateness.counts for row in rows), strict=True)))
+    late = Lateness(counts, sum(row.lateness.sum for row in rows))
+    names = [field.name for field in fields(Counters) if field.name != "lateness"]
+    return Counters(**{name: sum(getattr(row, name) for row in rows) for name in names}, lateness=late)
 
 
 def _checked(claims: Iterable[Claim]) -> list[Claim]:

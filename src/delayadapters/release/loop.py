@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from ..errors import LeaseLost
-from ..jobs import Claim
+from ..jobs import BEAT, Claim
 from ..redis import commands
-from ..redis.commands import Asker, Call, Claimed, Peek, Plain, Verdict
+from ..redis.commands import Asker, Call, Claimed, Peek, Plain, Probe, Verdict
 from ..redis.keys import ShardKeys
 from .publisher import DOWN, Batch, Published
 from .settings import ReleaserStats, ReleaseSettings
@@ -94,6 +94,8 @@ class ReleaseLoop:
         self._look_at = 0.0
         self._thorough_at = 0.0
         self._helped_at = 0.0
+        self._beat_at = 0.0
+        self._timed_at = 0.0
         self.missed_wakes = 0
         """Heads found by looking that no message told of; the shell renews its subscription when they add up."""
         # What is in hand.
@@ -161,7 +163,8 @@ class ReleaseLoop:
             if self._acks:
                 self._ask_claim(now, limit=0)
             elif not self._stood_down:
-                self._ask(commands.leave(self._keys, self._asker), self._left)
+                request = commands.leave(self._keys, self._asker, ends=self._stopping, now=self._server_now())
+                self._ask(request, self._left)
             elif self._paused_until is not None and now >= self._paused_until:
                 self._paused_until = None
                 self._urgent = True
@@ -179,13 +182,14 @@ class ReleaseLoop:
                     self._ask_claim(now, limit=self._size)
                     return
                 watch_ms = round(self._set.watch * 1000)
-                request = commands.peek(self._keys, self._asker, watch_ms=watch_ms, thorough=thorough)
-                self._ask(request, self._peeked)
+                beat = self._server_clock(now) if thorough else None
+                look = commands.peek(self._keys, self._asker, watch_ms=watch_ms, thorough=thorough, beat=beat)
+                self._ask(look, self._peeked)
             elif self._watching:
                 self._watching = False
                 self._ask_claim(now, limit=self._size)
             else:
-                self._ask(commands.watch_left(self._keys), self._probed)
+                self._probe(now)
 
     def _rest(self, now: float) -> Action:
         if self._paused_until is not None:
@@ -394,6 +398,8 @@ class ReleaseLoop:
             stats.dropped += what == "dropped"
             stats.failed += what != "dropped"
         self._learn_clock(got.now, sent, now, got.spent)
+        self._beat_at = now + BEAT
+        self._timed_at = now + 5 * BEAT
         self._head, self._expires = got.head, got.expires
         if got.head is None or got.head > got.now:
             self._helping = False
@@ -417,6 +423,23 @@ class ReleaseLoop:
             wanted = self._size * min(2.0, max(0.5, self._set.target / got.spent))
             self._size = stats.batch = max(1, min(self._set.batch, max(10, round(wanted))))
 
+    def _server_clock(self, now: float) -> int | None:
+        """The server's clock, as far as it is known."""
+        injected = self._server_now()
+        if injected is not None or self._offset is None:
+            return injected
+        return self._offset + round(now * 1e6)
+
+    def _probe(self, now: float) -> None:
+        # A sign of life costs a command; so it comes with every tenth look, and a reading of the clock with every fiftieth.
+        beat = self._server_clock(now) if now >= self._beat_at else None
+        timed = beat is not None and now >= self._timed_at and self._server_now() is None
+        if beat is not None:
+            self._beat_at = now + BEAT
+        if timed:
+            self._timed_at = now + 5 * BEAT
+        self._ask(commands.probe(self._keys, self._asker, beat=beat, timed=timed), self._probed)
+
     def _peeked(self, seen: Peek, sent: float, now: float) -> None:
         self.stats.peeks += 1
         if not seen.watching:
@@ -432,12 +455,14 @@ class ReleaseLoop:
             self.missed_wakes += 1
         self._head = seen.head
 
-    def _probed(self, left: int, sent: float, now: float) -> None:
+    def _probed(self, seen: Probe, sent: float, now: float) -> None:
         self.stats.peeks += 1
-        if left <= 0:
+        if seen.now is not None:
+            self._learn_clock(seen.now, sent, now, 0)
+        if seen.left <= 0:
             self._urgent = True
         else:
-            self._look_at = self._lapse(now, left)
+            self._look_at = self._lapse(now, seen.left)
 
     def _lapse(self, seen: float, left: int) -> float:
         """When a watch with ``left`` milliseconds at ``seen`` could lapse; never further off than a watch is long."""

@@ -1,7 +1,7 @@
 -- Ends a job that no worker has started: one that waits with us, or in arq's queue.
--- keys: due leased dead entries calls calls_old
+-- keys: due leased dead entries calls calls_old counts
 -- args: now call job result expires retry in_progress queue id outcome ttl
--- include: clock entries byid once
+-- include: clock entries byid once counts
 -- outcome: what to keep as arq's result ('' for nothing), for ttl milliseconds.
 -- Returns aborted (it will not run; the result is stored) | in_flight (being released right now) | running | finished |
 -- not_found.
@@ -28,6 +28,7 @@ if not running and queued then
   redis.call('DEL', in_progress)
 end
 forget(waiting)
+count_up('cancelled', #waiting)
 if running then
   -- Its retry waits with us although it runs: a second run after its in-progress key had passed. Only that is left.
   answer('running', clock())

@@ -1,7 +1,7 @@
 -- Cancels every waiting entry of an id.
--- keys: due leased dead entries calls calls_old released released_old released_new
+-- keys: due leased dead entries calls calls_old released released_old released_new counts
 -- args: now call id
--- include: clock entries byid once released recall
+-- include: clock entries byid once released recall counts
 -- Returns cancelled (final: the job will not be released) | in_flight (an entry is leased, and stays so) | released |
 -- not_found.
 local before = answered()
@@ -21,6 +21,7 @@ for from = 1, #cancelled, 1000 do
 end
 forget(cancelled)
 if was then unremember(id) end
+count_up('cancelled', #cancelled)
 local outcome = leases > 0 and 'in_flight' or 'cancelled'
 -- Under maxmemory a cancel must still work: the first write above is allowed, and then every further one is.
 answer(outcome, clock())

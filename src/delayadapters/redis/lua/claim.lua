@@ -1,22 +1,26 @@
 -- One turn of a release loop: acks what it published, re-queues expired leases, then claims what is due.
--- keys: due leased dead entries watch loops released released_old released_new
--- args: now owner call about length limit max_bytes watch_ms help retry_base retry_cap max_attempts wake fence acks...
--- include: clock entries fetch lease released settle recipe direct wake
+-- keys: due leased dead entries watch loops released released_old released_new counts
+-- args: now owner call about length limit max_bytes watch_ms help retry_base retry_cap max_attempts wake fence late acks...
+-- include: clock entries fetch lease released settle recipe direct wake counts lateness
 -- owner, call: who asks, and a number that is repeated when the same request is: its batch is then answered again.
 -- about: what to show of this loop. length: of the lease, microseconds. limit, max_bytes: of a batch.
 -- watch_ms: > 0 to take or renew the watch. help: '1' to call others when due work is left to publish.
 -- retry_base, retry_cap (microseconds), max_attempts: for a direct release that fails.
--- fence, acks: the deadline and the entries of a published batch.
+-- fence, acks: the deadline and the entries of a published batch. late: msgpack {counter, number, ...}, how late they
+-- were published ('' for none).
 -- Returns {msgpack {now, head or -1, next lease deadline or -1, watch: 1 ours | 0 not asked | -milliseconds left of
 -- somebody else's, deadline of the batch, acked, requeued, direct, greatest lateness of those, script time in
 -- microseconds}, msgpack notes {{id, what, reason}, ...}, {entry, ...}, {record, ...}}.
 -- Strikes off loops not heard of for a day: processes that were killed.
 local function sweep_loops(at)
   if redis.call('HLEN', loops) < 8 then return end
-  local all = redis.call('HGETALL', loops)
+  local all, seen = redis.call('HGETALL', loops), {}
   for i = 1, #all, 2 do
-    local seen = tonumber(string.match(all[i + 1], '^%S+ %S+ (%S+)') or 0)
-    if all[i] ~= owner and at - seen > 86400000000 then redis.call('HDEL', loops, all[i]) end
+    local loop, last = string.gsub(all[i], '^beat:', ''), string.match(all[i + 1], '^%S+ %S+ (%S+)') or all[i + 1]
+    seen[loop] = math.max(seen[loop] or 0, tonumber(last) or 0)
+  end
+  for loop, last in pairs(seen) do
+    if loop ~= owner and at - last > 86400000000 then redis.call('HDEL', loops, loop, 'beat:' .. loop) end
   end
 end
 
@@ -60,6 +64,9 @@ else
     local list = {}
     for i = acks_at, #ARGV do list[i - acks_at + 1] = ARGV[i] end
     acked = ack_all(list, tonumber(fence))
+    count_up('released', acked)
+    local published = late ~= '' and cmsgpack.unpack(late) or {}
+    for i = 1, #published, 2 do count_up(published[i], published[i + 1]) end
     worked = true
   end
 
@@ -82,6 +89,7 @@ else
         notes[#notes + 1] = { id_of(gone[i]), 'dead', 'unreadable record' }
       end
     end
+    count_up('requeued', requeued)
     worked = true
   end
 
@@ -99,6 +107,7 @@ else
       local payload = record and same_push(record)
       local bits = not payload and record and readable(record)
       if payload then
+        note_late(at - due_of(record), 1)
         line.push(i, last_push, payload)
       elseif not record then
         notes[#notes + 1] = { id_of(ready[i]), 'dropped', 'no record' }
@@ -107,8 +116,10 @@ else
         notes[#notes + 1] = { id_of(ready[i]), 'dead', 'unreadable record' }
       elseif bits % (2 * DIRECT) >= DIRECT then
         -- In due order, the first is the latest; only after a retry is a job's due time before its place.
-        if not directs or bits % 2 == 1 then latest = math.max(latest, at - due_of(record)) end
+        local late = at - due_of(record)
+        if not directs or bits % 2 == 1 then latest = math.max(latest, late) end
         directs = true
+        note_late(late, 1)
         local ok, push, value = pcall(read_push, record)
         if ok and push then line.push(i, push, value) else line.add(i) end
       else
@@ -122,6 +133,7 @@ else
       note_released(forget_fields(done, mixed))
       for _, one in ipairs(failed) do
         local job, reason = one[1], one[2]
+        note_late(at - due_of(job.record), -1)
         local full = string.sub(reason, 1, 3) == 'OOM' or string.find(reason, ' OOM ', 1, true)
         local attempts = job.state[1] + (full and 0 or 1)
         if job.broken or attempts >= tonumber(max_attempts) then
@@ -135,6 +147,9 @@ else
           notes[#notes + 1] = { id_of(job.entry), 'retry', reason }
         end
       end
+      count_up('direct', direct)
+      count_up('failed', #failed)
+      write_late()
     end
     if #taken > 0 then
       deadline = new_deadline(at, tonumber(length))
@@ -167,6 +182,12 @@ if worked then
 else
   redis.pcall('HSET', loops, owner, entry)
 end
+local died, dropped = 0, 0
+for _, note in ipairs(notes) do
+  if note[2] == 'dead' then died = died + 1 elseif note[2] == 'dropped' then dropped = dropped + 1 end
+end
+count_up('dead', died)
+count_up('dropped', dropped)
 if not mine then sweep_loops(at) end
 return {
   cmsgpack.pack({ at, head or -1, expires or -1, watching, deadline, acked, requeued, direct, latest, spent }),

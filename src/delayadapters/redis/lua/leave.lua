@@ -1,9 +1,15 @@
 -- A loop ends or pauses: hands the watch over at once.
 -- keys: watch loops
--- args: owner wake
+-- args: now owner wake ends
+-- include: clock
+-- ends: '1' to strike it off the list too; '0': it pauses, and lives.
 -- Returns 1 when it held the watch.
 local holder = redis.call('GET', watch)
-redis.call('HDEL', loops, owner)
+if ends == '1' then
+  redis.call('HDEL', loops, owner, 'beat:' .. owner)
+else
+  redis.pcall('HSET', loops, 'beat:' .. owner, num(clock()))
+end
 if holder ~= owner then return '0' end
 redis.call('DEL', watch)
 redis.pcall('PUBLISH', wake, 'watch')

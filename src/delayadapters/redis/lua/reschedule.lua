@@ -1,7 +1,7 @@
 -- Gives every waiting entry of an id a new due time.
--- keys: due leased dead entries calls calls_old released released_old released_new
+-- keys: due leased dead entries calls calls_old released released_old released_new counts
 -- args: now call id when wake
--- include: clock entries byid once released recall wake
+-- include: clock entries byid once released recall wake counts
 -- when: > 0 microseconds since the epoch, <= 0 minus a relative delay.
 -- Returns rescheduled | in_flight | released | not_found.
 local before = answered()
@@ -22,5 +22,6 @@ for _, one in ipairs(waiting) do
   redis.call('ZADD', due, num(due_at), one.entry)
   if readable(one.record) then redis.call('HSET', entries, one.field, with_due(one.record, due_at)) end
 end
+count_up('rescheduled', #waiting)
 wake_if_earlier(due_at, head)
 return answer(leases > 0 and 'in_flight' or 'rescheduled', at)

@@ -1,7 +1,7 @@
 -- Replays (due now, attempts from zero) or discards every dead entry of an id.
--- keys: due leased dead entries calls calls_old
+-- keys: due leased dead entries calls calls_old counts
 -- args: now call id verb wake
--- include: clock entries byid once wake
+-- include: clock entries byid once wake counts
 -- verb: replay | discard. Returns replayed | discarded | not_found.
 local before = answered()
 if before then return before end
@@ -29,6 +29,7 @@ for _, one in ipairs((entries_of(id))) do
   end
 end
 if count == 0 then return 'not_found' end
+count_up(verb == 'discard' and 'discarded' or 'replayed', count)
 if verb == 'discard' then return answer('discarded', at) end
 wake_if_earlier(at, head)
 return answer('replayed', at)

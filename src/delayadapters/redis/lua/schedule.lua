@@ -1,7 +1,7 @@
 -- Stores jobs. All or none of a call are stored.
--- keys: due leased dead entries seq calls calls_old
+-- keys: due leased dead entries seq calls calls_old counts
 -- args: now call mode distinct unless expect alongside touch wake jobs
--- include: clock entries byid once distinct wake
+-- include: clock entries byid once distinct wake counts
 -- mode: error|keep|replace|add, what to do with an id that already has a live entry.
 -- jobs: msgpack, flat: id, when, flags, tail, ... where `when` > 0 is microseconds since the epoch and <= 0 is minus a
 -- relative delay; flags and tail are the record less its number and due time.
@@ -105,6 +105,7 @@ if alongside ~= '' then
   end
 end
 local earliest
+local stored_jobs, made_way = 0, 0
 local scores, fields, numbers_of = {}, {}, {}
 -- ZADD before HSET, and undone when HSET is refused (ACL): nothing is half-written.
 local function store()
@@ -135,6 +136,7 @@ for i = 1, count do
         if err then return err end
         redis.call('ZREM', due, again)
         forget({ again })
+        made_way = made_way + 1
       else
         for _, old in ipairs(live[i]) do
           if old.state == 'leased' then
@@ -145,6 +147,7 @@ for i = 1, count do
             outcome = outcome or 'replaced'
           end
           forget({ old.entry })
+          made_way = made_way + 1
           if old.field == id then free[i] = true end
         end
       end
@@ -161,6 +164,7 @@ for i = 1, count do
     fields[#fields + 1] = field_of(entry)
     fields[#fields + 1] = string.char(flags) .. packed .. struct.pack('>I7', due_at) .. tail
     last[id] = entry
+    stored_jobs = stored_jobs + 1
     if not free[i] then
       local those = numbers_of[id] or {}
       numbers_of[id] = those
@@ -171,6 +175,8 @@ for i = 1, count do
 end
 local err = store()
 if err then return err end
+count_up('scheduled', stored_jobs)
+count_up('replaced', made_way)
 local records = {}
 for k, row in ipairs(special) do records[k] = table.remove(row, 6) or false end
 if earliest or alongside ~= '' then

@@ -67,10 +67,8 @@ for i = items_at, #ARGV do
 end
 local reply = table.concat(said)
 if changed == 0 then return reply end
-if verb == 'reschedule' then
-  wake_if_earlier(due_at, head)
-else
-  count_up(verb == 'cancel' and 'cancelled' or verb == 'discard' and 'discarded' or 'replayed', changed)
-  if verb == 'replay' then wake_if_earlier(at, head) end
-end
+local COUNTED = { cancel = 'cancelled', reschedule = 'rescheduled', replay = 'replayed', discard = 'discarded' }
+count_up(COUNTED[verb], changed)
+if verb == 'reschedule' then wake_if_earlier(due_at, head) end
+if verb == 'replay' then wake_if_earlier(at, head) end
 return answer(reply, at)
