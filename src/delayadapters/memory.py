@@ -257,6 +257,21 @@ class MemoryDelayQueue:
         """Makes every waiting entry of ``id`` due now: RESCHEDULED, IN_FLIGHT, RELEASED or NOT_FOUND."""
         return await self.reschedule(id, delay=0)
 
+    async def cancel_many(self, ids: Iterable[str]) -> list[Outcome]:
+        """:meth:`cancel` for each of ``ids``; outcomes in their order. An id given twice counts once."""
+        asked = _ids(ids)
+        once = {id: await self.cancel(id) for id in dict.fromkeys(asked)}
+        return [once[id] for id in asked]
+
+    async def reschedule_many(
+        self, ids: Iterable[str], *, delay: Delay | None = None, at: datetime | None = None
+    ) -> list[Outcome]:
+        """:meth:`reschedule` for each of ``ids``; outcomes in their order. An id given twice counts once."""
+        asked = _ids(ids)
+        resolve(delay, at, now=self._clock.now())
+        once = {id: await self.reschedule(id, delay=delay, at=at) for id in dict.fromkeys(asked)}
+        return [once[id] for id in asked]
+
     def _waiting_of(self, id: str) -> tuple[list[_Entry], Outcome | None]:
         """The waiting entries of an id, and what is to be answered unless a verb has done all it could."""
         check_id(id)
@@ -652,6 +667,16 @@ class MemoryDelayQueue:
 
 def _score(entry: _Entry) -> int:
     return entry.deadline if entry.state is State.LEASED else entry.when
+
+
+def _ids(ids: Iterable[str]) -> list[str]:
+    """Them all, checked before anything is done."""
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        raise TypeError(f"ids must be an iterable of ids, got {ids!r}")
+    listed = list(ids)
+    for id in listed:
+        check_id(id)
+    return listed
 
 
 def _limit(limit: object, most: int) -> int:

@@ -26,6 +26,7 @@ __all__ = [
     "Disagreements",
     "Incoming",
     "Steer",
+    "beyond",
     "disagreements",
     "falling_due",
     "restore",
@@ -151,6 +152,14 @@ def falling_due(verbs: Verbs, edges: Sequence[int]) -> Steps[list[int]]:
         counts = yield Plain(asked, lambda replies: [int(reply) for reply in replies], keys)
         totals = [a + b for a, b in zip(totals, counts, strict=True)]
     return totals
+
+
+def beyond(verbs: Verbs) -> Steps[str | None]:
+    """The key that shows that the queue has more shards than we were told; None: it has not."""
+    seq = ShardKeys.of(verbs.name, len(verbs.shards)).seq
+    # Through a key of another slot than those of `shard`: a plain command finds its own way in a cluster.
+    kind = yield Plain([("TYPE", seq)], lambda replies: replies[0], verbs.shards[0])
+    return None if kind in (b"none", "none") else seq.decode()
 
 
 # -------------------------------------------------------------------------------------------------------------- moving
