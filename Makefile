@@ -34,8 +34,19 @@ docs_packages   := -e '.[cli,metrics]' --group docs
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(ENVS)/celery.ok ## The Celery demo; ARGS=--compare sets it beside native Celery
-	$(ENVS)/celery/bin/python examples/celery_worker/demo.py $(ARGS)
+demo: $(ENVS)/celery.ok $(ENVS)/arq.ok $(ENVS)/taskiq.ok ## All three demos, and one table: a worker and Redis are killed, every job is accounted for
+	@rm -f demo-report.json
+	@for name in celery arq taskiq; do echo "== $$name"; $(MAKE) --no-print-directory demo-$$name || true; echo; done
+	@PYTHONPATH=examples $(ENVS)/celery/bin/python -m demo_kit demo-report.json celery arq taskiq
+
+demo-celery: $(ENVS)/celery.ok ## The Celery demo; ARGS=--compare sets it beside native Celery
+	@$(ENVS)/celery/bin/python examples/celery_worker/demo.py $(ARGS)
+
+demo-arq: $(ENVS)/arq.ok ## The arq demo
+	@$(ENVS)/arq/bin/python examples/arq_worker/demo.py $(ARGS)
+
+demo-taskiq: $(ENVS)/taskiq.ok ## The taskiq demo
+	@$(ENVS)/taskiq/bin/python examples/taskiq_worker/demo.py $(ARGS)
 
 test: ## All tests: redis-py 8 on every Redis at hand, redis-py 5, Celery, arq, taskiq; then coverage (ARGS go to pytest)
 	@rm -f .coverage .coverage.*

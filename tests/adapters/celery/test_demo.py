@@ -23,11 +23,12 @@ def test_the_demo_loses_nothing_and_says_so(tmp_path):
         command, capture_output=True, text=True, timeout=170, check=False, env={**os.environ, "NO_COLOR": "1"}
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    seen = json.loads(report.read_text())
+    seen = json.loads(report.read_text())["celery"]
     assert {"scheduled", "executed", "lost", "duplicated", "early", "waiting", "lateness_ms"} <= seen.keys()
     assert seen["lateness_ms"].keys() == {"p50", "p99", "max"}
-    assert (seen["scheduled"], seen["executed"], seen["lost"], seen["early"]) == (1050, 1000, 0, 0)
-    assert seen["waiting"] == 50
+    assert (seen["scheduled"], seen["executed"], seen["lost"], seen["early"]) == (1070, 1000, 0, 0)
+    assert (seen["cancelled"], seen["cancelled_but_run"], seen["waiting"]) == (20, 0, 50)
+    assert [kill["what"] for kill in seen["kills"]] == ["the worker's process tree", "Redis"]
     for word in ("scheduled", "executed", "lost", "duplicated", "early", "waiting"):
         assert word in done.stdout
     wide = [line for line in done.stdout.splitlines() if len(line) > 80 and not line.startswith("Report: ")]
