@@ -93,8 +93,8 @@ def release(server: RedisServer, name: str, delays: Any, shell: str) -> Iterator
         return running
 
     yield start
-    late = [running for running in made if not running.stop(15)]
-    assert not late, "a releaser did not stop within 15 s"
+    late = [running for running in made if not running.stop(30)]
+    assert not late, "a releaser did not stop within 30 s"
 
 
 @pytest.fixture
@@ -106,13 +106,17 @@ def ledger(tmp_path: Path) -> FileLedger:
 def spawn(
     server: RedisServer, name: str, delays: Any, shell: str, ledger: FileLedger
 ) -> Iterator[Callable[..., ReleasingProcess]]:
-    """``spawn(pause=…, check=…, each=…, url=…, **settings)``: a releasing process that is ready."""
+    """``spawn(pause=…, check=…, each=…, url=…, **settings)``: a releasing process that is ready.
+
+    ``ready=False``: one that has only begun to start, so that several can do so at once.
+    """
     made: list[ReleasingProcess] = []
 
-    def start(*, url: str | None = None, **settings: Any) -> ReleasingProcess:
+    def start(*, url: str | None = None, ready: bool = True, **settings: Any) -> ReleasingProcess:
         process = ReleasingProcess(settings.pop("shell", shell), url or server.url, name, ledger.path, **settings)
         made.append(process)
-        process.expect("ready")
+        if ready:
+            process.expect("ready")
         return process
 
     yield start
@@ -124,7 +128,7 @@ def spawn(
 def watching(admin: redis.Redis, name: str) -> Callable[..., bytes]:
     """``watching(url=None) → the loop that holds the watch``, waited for."""
 
-    def wait(other_than: bytes | None = None, timeout: float = 10) -> bytes:
+    def wait(other_than: bytes | None = None, timeout: float = 30) -> bytes:
         def holder() -> bytes | None:
             value = admin.get(f"{{{name}:0}}:watch")
             return value if value != other_than else None

@@ -35,7 +35,7 @@ async def test_a_swallowed_cancellation(async_queue, monkeypatch, after):
     await asyncio.sleep(after)
     for task in releaser._tasks:
         task.cancel()
-    _, pending = await asyncio.wait(releaser._tasks, timeout=5)
+    _, pending = await asyncio.wait(releaser._tasks, timeout=30)
     assert not pending
 
 
@@ -52,4 +52,4 @@ async def test_a_listener_that_swallows_it(async_queue, monkeypatch):
     monkeypatch.setattr(aio._Shard, "_listen", listen)
     await releaser.start()
     await asyncio.sleep(0.05)
-    assert await asyncio.wait_for(releaser.stop(), 5)
+    assert await asyncio.wait_for(releaser.stop(), 30)

@@ -50,7 +50,7 @@ def test_a_batch_whose_claim_reply_was_lost_is_released_at_reconnect(queue, rele
     queue.schedule_many([NewJob(b"", delay=0, id=f"{n}") for n in range(10)])
     cut.wait()
     assert queue.stats().leased == 10
-    wait_until(lambda: len(done) == 10, timeout=3)
+    wait_until(lambda: len(done) == 10)
     assert sorted(done.ids) == sorted(map(str, range(10)))
     assert max(line.lateness for line in done.lines) < 3 + allowance()  # not after the lease
     wait_until(lambda: running.stats.released == 10)
@@ -98,8 +98,8 @@ def test_a_settlement_that_was_lost_happens_once(queue, release, proxy, warm, lo
 @pytest.mark.parametrize("lost", ["request", "reply"])
 def test_a_renewal_that_was_lost_is_repeated_and_the_ack_is_not_refused(queue, release, proxy, warm, lost):
     cut = (proxy.cut_reply_after if lost == "reply" else proxy.cut_request)(calls("renew"))
-    done = Ledger(lambda batch: time.sleep(1.7))
-    running = release(done, url=proxy.url, lease=1.5)
+    done = Ledger(lambda batch: time.sleep(3.4))
+    running = release(done, url=proxy.url, lease=3.0)
     queue.schedule_many([NewJob(b"", delay=0, id=f"{n}") for n in range(5)])
     cut.wait()
     wait_until(lambda: running.stats.released == 5)
@@ -126,7 +126,7 @@ def test_a_handed_over_watch_whose_reply_was_lost(queue, release, proxy, warm):
     running = release(Ledger(), url=proxy.url)
     idle(running)
     cut = proxy.cut_reply_after(calls("leave"))
-    assert running.stop(10)
+    assert running.stop(30)
     assert cut.happened == 1
 
 
@@ -162,7 +162,7 @@ def test_a_schedule_whose_reply_was_lost_and_was_released_meanwhile_stays_releas
     proxy.refuse()  # keep it away until the job is gone
     wait_until(lambda: done.ids == ["job"] and warm.get("job") is None)
     proxy.resume()
-    proxy_thread.join(10)
+    proxy_thread.join(30)
     assert answers
     assert answers[0].outcome is Outcome.SCHEDULED
     time.sleep(0.1)
@@ -255,7 +255,7 @@ def test_a_subscription_that_is_cut_is_made_again(queue, release, admin, warm, n
     channel = f"{{{name}:0}}:wake"
     wait_until(lambda: dict(admin.pubsub_numsub(channel))[channel.encode()] == 1)
     admin.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-    wait_until(lambda: dict(admin.pubsub_numsub(channel))[channel.encode()] == 1, timeout=5)
+    wait_until(lambda: dict(admin.pubsub_numsub(channel))[channel.encode()] == 1)
     time.sleep(0.2)
     queue.schedule(b"", id="job", delay=0.05)
     wait_until(lambda: done.ids == ["job"])
@@ -304,10 +304,10 @@ def test_a_socket_that_hangs_is_given_up_and_made_anew(queue, release, proxy, wa
     idle(running)
     queue.schedule_many([NewJob(b"", delay=0.2, id=f"{n}") for n in range(10)])
     proxy.hang()
-    wait_until(lambda: running.stats.faults >= 1, timeout=8)
+    wait_until(lambda: running.stats.faults >= 1)
     assert len(done) == 0
     proxy.resume()
-    wait_until(lambda: running.stats.released == 10, timeout=8)
+    wait_until(lambda: running.stats.released == 10)
     assert sorted(done.ids) == sorted(map(str, range(10)))
 
 
@@ -348,11 +348,11 @@ def test_a_server_that_is_away_for_longer_than_the_time_out(start_redis, shell, 
         with DelayQueue.from_url(server.url, name="q") as queue:
             queue.schedule(b"", id="job", delay=0.2)
         with server.paused():
-            wait_until(lambda: running.stats.faults >= 1, timeout=8)
-        wait_until(lambda: running.stats.released == 1, timeout=8)
+            wait_until(lambda: running.stats.faults >= 1)
+        wait_until(lambda: running.stats.released == 1)
         assert done.ids == ["job"]
     finally:
-        assert running.stop(15)
+        assert running.stop(30)
 
 
 def test_stop_while_the_server_hangs_answers_in_time(start_redis, shell):
@@ -363,9 +363,9 @@ def test_stop_while_the_server_hangs_answers_in_time(start_redis, shell):
         with server.paused():
             begun = time.monotonic()
             running.stop(0.5)
-            assert time.monotonic() - begun < 4
+            assert time.monotonic() - begun < 4 + allowance()
     finally:
-        assert running.stop(15)
+        assert running.stop(30)
 
 
 def test_stop_while_the_server_is_gone_ends(start_redis, shell):
@@ -373,8 +373,8 @@ def test_stop_while_the_server_is_gone_ends(start_redis, shell):
     running = Running(shell, server.url, "q", Ledger())
     idle(running)
     server.kill()
-    wait_until(lambda: running.stats.faults >= 1, timeout=8)
-    assert running.stop(5)
+    wait_until(lambda: running.stats.faults >= 1)
+    assert running.stop(30)
 
 
 # ------------------------------------------------------------------------------------------------------------- scripts
@@ -407,7 +407,7 @@ def test_after_stop_no_connection_stays(queue, release, admin):
     assert len(connections() - before) >= 2
     assert running.stop()
     queue.close()
-    wait_until(lambda: not connections() - before, timeout=5)
+    wait_until(lambda: not connections() - before)
 
 
 def test_a_pool_of_one_connection_is_enough_for_the_caller(server, name, delays):

@@ -12,7 +12,7 @@ import pytest
 from delayadapters import DelayQueue, NewJob
 from delayadapters.redis.verbs import CHUNK_JOBS
 from delaytests import RedisServer, wait_until
-from delaytests.releasers import FileLedger, Ledger, ReleasingProcess, Running, allowance, run_module
+from delaytests.releasers import SHELLS, FileLedger, Ledger, ReleasingProcess, Running, allowance, run_module
 
 LEASE = 0.6
 JOBS = 20
@@ -76,7 +76,7 @@ def test_a_process_killed_while_it_publishes_slowly_had_renewed_its_leases(queue
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
 def test_a_process_that_ends_by_itself_gives_back_and_one_that_is_killed_cannot(queue, spawn, release, ledger, how):
-    lease = 1.5
+    lease = 1.5 if how == "SIGKILL" else 15.0
     victim = spawn(pause="claimed" if how == "SIGKILL" else None, each=0.05, lease=lease, batch=1)
     queue.schedule_many(soon(8))
     if how == "SIGKILL":
@@ -99,12 +99,13 @@ def test_a_process_that_ends_by_itself_gives_back_and_one_that_is_killed_cannot(
 # ------------------------------------------------------------------------------------------------------ many at once
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("shell", ["both"])
 def test_eight_releasing_processes_release_20000_due_jobs_once_each(queue, spawn, ledger):
-    count, processes = 20_000, []
-    for number in range(8):
-        processes.append(spawn(shell=("thread", "asyncio")[number % 2], lease=30.0))
-    begun = time.monotonic()
+    count = 20_000
+    processes = [spawn(shell=SHELLS[number % 2], lease=30.0, ready=False) for number in range(8)]
+    for process in processes:
+        process.expect("ready")
     queue.schedule_many(soon(count))
     wait_until(lambda: len(ledger) >= count, timeout=60, interval=0.05)
     time.sleep(0.2)
@@ -114,7 +115,6 @@ def test_eight_releasing_processes_release_20000_due_jobs_once_each(queue, spawn
     assert sum(one["requeued"] + one["stale_acks"] + one["failed"] for one in stats) == 0
     assert sum(one["released"] > 0 for one in stats) >= 2, "nobody helped"
     assert queue.stats().waiting == queue.stats().leased == 0
-    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -167,10 +167,10 @@ def test_redis_with_aof_always_is_killed_and_comes_back(start_redis, shell, tmp_
                 server.restart(wait=False)
                 queue.schedule(b"", id=f"meanwhile-{round_}", delay=0)  # rides it out
                 acknowledged.append(f"meanwhile-{round_}")
-            wait_until(lambda: set(ledger.ids) | set(here.ids) >= set(acknowledged), timeout=20)
+            wait_until(lambda: set(ledger.ids) | set(here.ids) >= set(acknowledged))
             wait_until(lambda: queue.stats().waiting == queue.stats().leased == 0)
             stats = process.stop()
-            assert running.stop(10)
+            assert running.stop(30)
             lines = ledger.lines + here.lines
             assert {line.id for line in lines} == set(acknowledged)
             assert min(line.lateness for line in lines) >= 0
@@ -178,7 +178,7 @@ def test_redis_with_aof_always_is_killed_and_comes_back(start_redis, shell, tmp_
             doubled = len(lines) - len(acknowledged)
             assert doubled <= stats["requeued"] + running.stats.requeued
         finally:
-            running.stop(10)
+            running.stop(30)
             process.close()
 
 
@@ -188,20 +188,20 @@ def test_a_releaser_told_to_stop_while_redis_restarts_still_acks_what_it_has_pub
 
     def publish(batch):
         published.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
     done = Ledger(publish)
     running = Running(shell, server.url, "q", done, lease=10.0)
     with DelayQueue.from_url(server.url, name="q", timeout=20) as queue:
         queue.schedule_many(soon(10))
-        assert published.wait(10)
+        assert published.wait(30)
         server.kill()
         go_on.set()
         stopping = threading.Thread(target=running.stop)
         stopping.start()
         time.sleep(1.2)
         server.restart()
-        stopping.join(20)
+        stopping.join(60)
         assert not stopping.is_alive()
         assert done.ids == ids(10)
         assert running.stats.released == 10
@@ -216,7 +216,7 @@ def test_a_client_killed_in_the_middle_of_schedule_many(queue, release, admin, n
         assert client.stdout.readline() == "ready\n"
         wait_until(lambda: admin.zcard(f"{{{name}:0}}:due") >= 2000, interval=0.0005)
         client.kill()
-        client.wait(10)
+        client.wait(30)
     finally:
         client.kill()
         for stream in (client.stdin, client.stdout):
@@ -236,7 +236,7 @@ def test_a_client_killed_in_the_middle_of_schedule_many(queue, release, admin, n
     assert sorted(seen) == ids(stored)
     done = Ledger()
     release(done)
-    wait_until(lambda: len(done) >= stored, timeout=30)
+    wait_until(lambda: len(done) >= stored, timeout=60)
     assert sorted(done.ids) == ids(stored)
     assert min(line.lateness for line in done.lines) >= 0
 

@@ -8,7 +8,7 @@ import pytest
 
 from delayadapters import DelayQueue, NewJob, Outcome, OutOfMemory, Published
 from delaytests import FakeClock, redis_binaries, wait_until
-from delaytests.releasers import SHELLS, Ledger, Running
+from delaytests.releasers import SHELLS, Ledger, Running, allowance
 
 # ------------------------------------------------------------------------------------------------ the clock that is set
 
@@ -96,7 +96,7 @@ def test_a_full_server_refuses_to_schedule_and_still_drains(start_redis, shell, 
         done = Ledger(publish)
         running = Running(shell, server.url, "q", done, lease=0.3, backoff=0.1, batch=200)
         try:
-            wait_until(lambda: queue.stats().waiting == queue.stats().leased == 0, timeout=20)
+            wait_until(lambda: queue.stats().waiting == queue.stats().leased == 0)
             wait_until(lambda: running.stats.released == len(leased))
             assert running.stats.direct == len(direct) == admin.llen("broker")
             assert sorted(done.ids) == sorted(leased)
@@ -109,13 +109,19 @@ def test_a_full_server_refuses_to_schedule_and_still_drains(start_redis, shell, 
             queue.schedule(b"", id="again", delay=0.05)
             wait_until(lambda: done.ids[-1] == "again")
         finally:
-            assert running.stop(15)
+            assert running.stop(30)
 
 
 # ------------------------------------------------------------------------------------------------------------ very many
 
 
+def cpu_seconds(admin):
+    cpu = admin.info("cpu")
+    return cpu["used_cpu_user_main_thread"] + cpu["used_cpu_sys_main_thread"]
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("shell", ["both"])
 def test_200000_due_at_once_stall_neither_redis_nor_the_releasing_processes(queue, spawn, admin, ledger):
     count = 200_000
@@ -125,8 +131,13 @@ def test_200000_due_at_once_stall_neither_redis_nor_the_releasing_processes(queu
     admin.config_set("slowlog-max-len", 1000)
     admin.slowlog_reset()
     admin.config_resetstat()
-    processes = [spawn(shell=shell, check=False, brief=True) for shell in SHELLS]
-    wait_until(lambda: ledger.path.exists() and ledger.path.stat().st_size > 40_000, interval=0.02)
+    before = cpu_seconds(admin)
+    processes = [spawn(shell=shell, check=False, brief=True, hold=True, ready=False) for shell in SHELLS]
+    for process in processes:
+        process.expect("ready")
+    for process in processes:
+        process.go()
+    wait_until(lambda: ledger.path.exists() and ledger.path.stat().st_size > 40_000, timeout=60, interval=0.02)
     early = [process.rss() for process in processes]
     most = list(early)
     while ledger.path.stat().st_size < count:
@@ -134,11 +145,13 @@ def test_200000_due_at_once_stall_neither_redis_nor_the_releasing_processes(queu
         assert all(process.process.poll() is None for process in processes)
         time.sleep(0.02)
     wait_until(lambda: queue.stats().leased == queue.stats().waiting == 0)
+    # CPU time of Redis' main thread: the wall clock is another matter on a shared machine.
+    spent, claims = cpu_seconds(admin) - before, admin.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert spent / claims < 0.003, f"{claims} scripts took {spent} s"
     slow = [entry["duration"] for entry in admin.slowlog_get(1000)]
-    # Microseconds of wall clock: on a shared machine even a ZCARD takes 10 ms now and then, when the CPU is taken away.
-    assert len(slow) < 30, slow
-    assert sum(one > 50_000 for one in slow) <= 2, slow
-    assert admin.info("commandstats")["cmdstat_evalsha"]["usec_per_call"] < 5000
+    if not allowance():  # on a busy one even a ZCARD takes 10 ms whenever the CPU is taken away
+        assert len(slow) < 30, slow
+        assert sum(one > 50_000 for one in slow) <= 2, slow
     stats = [process.stop() for process in processes]
     for shell, before, after, one in zip(SHELLS, early, most, stats, strict=True):
         assert after - before < 16 << 20, f"{shell}: {before >> 20} MiB grew to {after >> 20} MiB"

@@ -12,7 +12,7 @@ import redis.asyncio
 from delayadapters import AsyncDelayQueue, AsyncReleaser, BrokerDown, DelayQueue, Published, Releaser
 from delayadapters.redis.commands import Asker, claim
 from delayadapters.redis.sync import execute
-from delaytests import wait_until
+from delaytests import wait_until, wait_until_async
 from delaytests.releasers import Ledger
 
 
@@ -95,7 +95,7 @@ def test_a_releaser_stopped_before_it_runs_does_not_run(queue):
     assert releaser.stop()
     running = threading.Thread(target=releaser.run)
     running.start()
-    running.join(5)
+    running.join(30)
     assert not running.is_alive()
     assert not releaser.running
 
@@ -105,7 +105,7 @@ async def test_an_async_releaser_stopped_before_it_runs_does_not_run(server, nam
         releaser = AsyncReleaser(queue, NothingAsync())
         running = asyncio.create_task(releaser.run())
         assert await releaser.stop()
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 30)
         assert not releaser.running
 
 
@@ -139,10 +139,6 @@ async def test_an_async_client_of_a_subclass_is_served(server, delays, name):
     queue = AsyncDelayQueue(client, name=name)
     async with AsyncReleaser(queue, NothingAsync()) as releaser:
         await queue.schedule(b"x", delay=0)
-        for _ in range(1000):
-            if releaser.stats.released:
-                break
-            await asyncio.sleep(0.005)
-        assert releaser.stats.released == 1
+        await wait_until_async(lambda: releaser.stats.released == 1)
     await client.aclose()
     await pool.disconnect()

@@ -158,4 +158,4 @@ def test_what_idle_loops_cost(start_redis):
     finally:
         for _, running in cases:
             for one in running:
-                one.stop(10)
+                one.stop(30)

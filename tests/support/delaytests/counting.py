@@ -73,7 +73,7 @@ class Messages:
         """Everything published until now: a ping on the subscriber's connection comes back after all of it."""
         token = f"{time.monotonic_ns()}".encode()
         self._pubsub.ping(token)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             message = self._pubsub.get_message(timeout=0.1)
             if message is None:
@@ -82,7 +82,7 @@ class Messages:
                 return list(self._heard)
             if message["type"] in ("message", "pmessage"):
                 self._heard.append((message["channel"], message["data"]))
-        raise AssertionError("no answer on the subscriber's connection within 10 s")
+        raise AssertionError("no answer on the subscriber's connection within 30 s")
 
     def __len__(self) -> int:
         return len(self.all())

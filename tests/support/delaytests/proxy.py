@@ -37,7 +37,7 @@ class Cut:
         self.happened += 1
         self._event.set()
 
-    def wait(self, timeout: float = 10) -> None:
+    def wait(self, timeout: float = 30) -> None:
         """Until the connection was cut (the first time)."""
         assert self._event.wait(timeout), f"no request of the kind to be cut came within {timeout} s"
 

@@ -24,8 +24,14 @@ SHELLS = ("thread", "asyncio")
 
 
 def allowance() -> float:
-    """Seconds to add to an upper bound of time: none on a quiet machine, more the more processes wait for its CPUs."""
-    return 0.25 * max(0.0, os.getloadavg()[0] / (os.cpu_count() or 1) - 1.0)
+    """Seconds to add to an upper bound of time: none on a quiet machine, more the more processes wait for its CPUs.
+
+    The load of the last minute says little of a machine that has just become busy: who wants to run now counts as well.
+    """
+    load = os.getloadavg()[0]
+    with contextlib.suppress(OSError):  # Linux
+        load = max(load, float(Path("/proc/loadavg").read_text().split()[3].split("/")[0]))
+    return 0.25 * max(0.0, load / (os.cpu_count() or 1) - 1.0)
 
 
 class Line(NamedTuple):
@@ -195,7 +201,7 @@ class Running:
                 daemon=True,
             )
             self._thread.start()
-            assert ready.wait(10)
+            assert ready.wait(30)
 
     async def _main(
         self, ready: threading.Event, url: str, name: str, publish: Any, clock: Any, shards: int, settings: Any
@@ -236,7 +242,7 @@ class Running:
             return True
         ended = asyncio.run_coroutine_threadsafe(self._releaser.stop(timeout), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(10)
+        self._thread.join(30)
         return ended
 
 
@@ -249,6 +255,7 @@ class ReleasingProcess:
         check: whether the publisher asks ``held`` before each job.
         each: seconds that publishing one job takes.
         brief: write one byte a job, and nothing else.
+        hold: when it is ready, wait for :meth:`go` before it begins.
         settings: the releaser's.
     """
 
@@ -263,6 +270,7 @@ class ReleasingProcess:
         check: bool = True,
         each: float = 0.0,
         brief: bool = False,
+        hold: bool = False,
         shards: int = 1,
         **settings: Any,
     ) -> None:
@@ -275,6 +283,7 @@ class ReleasingProcess:
             "check": check,
             "each": each,
             "brief": brief,
+            "hold": hold,
             "shards": shards,
             "settings": settings,
         }
@@ -292,7 +301,7 @@ class ReleasingProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    def expect(self, event: str, timeout: float = 20) -> dict[str, Any]:
+    def expect(self, event: str, timeout: float = 60) -> dict[str, Any]:
         """Waits for the next thing it says, which must be this."""
         try:
             heard = self._events.get(timeout=timeout)
@@ -312,9 +321,9 @@ class ReleasingProcess:
         """SIGKILL."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(30)
 
-    def stop(self, timeout: float = 20) -> dict[str, Any]:
+    def stop(self, timeout: float = 60) -> dict[str, Any]:
         """SIGTERM: answers what it said at its end, the stats."""
         self.process.send_signal(signal.SIGTERM)
         heard = self.expect("ended", timeout)
@@ -338,7 +347,7 @@ class ReleasingProcess:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(30)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):

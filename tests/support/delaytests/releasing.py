@@ -79,6 +79,12 @@ def pause_after_ack(publisher: Publisher) -> None:
     ReleaseLoop.answered = watched  # type: ignore[method-assign]
 
 
+def ready(job: dict[str, Any]) -> None:
+    say("ready")
+    if job["hold"]:
+        sys.stdin.readline()
+
+
 def stats_of(releaser: Any) -> dict[str, Any]:
     return {name: getattr(releaser.stats, name) for name in type(releaser.stats).__slots__}
 
@@ -87,7 +93,7 @@ def run(job: dict[str, Any], publisher: Publisher) -> None:
     with DelayQueue.from_url(job["url"], name=job["name"], shards=job["shards"]) as queue:
         releaser = Releaser(queue, publisher, **job["settings"])
         signal.signal(signal.SIGTERM, lambda *_: releaser.stop(0))
-        say("ready")
+        ready(job)
         releaser.run()
         say("ended", stats=stats_of(releaser))
 
@@ -97,7 +103,7 @@ async def run_async(job: dict[str, Any], publisher: Publisher) -> None:
         releaser = AsyncReleaser(queue, AsyncPublisher(publisher), **job["settings"])
         running = asyncio.create_task(releaser.run())
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
-        say("ready")
+        ready(job)
         with contextlib.suppress(asyncio.CancelledError):
             await running
         say("ended", stats=stats_of(releaser))

@@ -131,7 +131,7 @@ class RedisServer:
 
     restart = start
 
-    def wait_ready(self, timeout: float = 20) -> None:
+    def wait_ready(self, timeout: float = 60) -> None:
         """Until the server answers PING with anything but "loading"; an ACL's refusal is an answer too."""
         deadline = time.monotonic() + timeout
         while True:

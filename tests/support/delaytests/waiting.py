@@ -14,10 +14,11 @@ T = TypeVar("T")
 
 
 def wait_until(
-    condition: Callable[[], T], timeout: float = 10, interval: float = 0.005, message: str | None = None
+    condition: Callable[[], T], timeout: float = 30, interval: float = 0.005, message: str | None = None
 ) -> T:
     """Ask ``condition`` every ``interval`` seconds until it answers something true; answers that.
 
+    The time-out only says when to give up, so it is generous: on a busy machine a process takes seconds to start.
     An ``AssertionError`` raised by the condition counts as "not yet"; any other error passes through.
 
     Raises:
@@ -38,7 +39,7 @@ def wait_until(
 
 
 async def wait_until_async(
-    condition: Callable[[], T | Awaitable[T]], timeout: float = 10, interval: float = 0.005, message: str | None = None
+    condition: Callable[[], T | Awaitable[T]], timeout: float = 30, interval: float = 0.005, message: str | None = None
 ) -> T:
     """:func:`wait_until` on an event loop; the condition may be a coroutine function."""
     deadline = time.monotonic() + timeout
