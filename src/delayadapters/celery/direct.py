@@ -25,7 +25,6 @@ import json as plain
 import threading
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
 
 from celery import Celery
 from celery.utils.log import get_logger
@@ -36,7 +35,8 @@ from ..jobs import Command, Payload
 from ..redis.commands import Extras
 from ..redis.records import Packed
 from .message import DUE_HEADER, Message
-from .settings import Settings, broker_url
+from .places import RedisPlace, broker_place
+from .settings import Settings
 
 __all__ = ["Direct", "DirectRelease", "read_wire"]
 
@@ -50,6 +50,7 @@ _CUT: Final = len(_CLOSE)
 
 _PLANS: Final = 1_000
 _REASONS: Final = 20
+_ASK_TIMEOUT: Final = 5.0
 # Keywords of kombu's Producer.publish which do not become properties of the message.
 _NOT_PROPERTIES: Final = frozenset(
     {"mandatory", "immediate", "priority", "expiration", "timeout", "confirm_timeout", "reply_to", "delivery_mode"}
@@ -199,38 +200,54 @@ def _other_broker(app: Celery, settings: Settings) -> str | None:
 
     connection = app.connection_for_write()
     kind = connection.get_transport_cls()
-    if kind is not transport.Transport:
-        return f"the broker's transport is {kind.__module__}.{kind.__name__}, not kombu's plain Redis"
-    if len(connection.alt or ()) > 1:
+    sentinel = kind is transport.SentinelTransport
+    if kind is not transport.Transport and not sentinel:
+        return f"the broker's transport is {kind.__module__}.{kind.__name__}, not kombu's own Redis"
+    if len(connection.alt or ()) > 1 and not sentinel:
         return "the broker has failover addresses"
-    broker, ours = _place(broker_url(app)), _place(settings.redis[0])
-    if broker != ours:
-        return (
-            f"delayed tasks wait in {ours}, the broker is {broker}; the same Redis has the same host, port and database"
-        )
-    return None
+    broker, ours = broker_place(app), settings.redis
+    if broker is None:
+        return "the broker is not a Redis"
+    theirs, own = broker.identity, ours.identity
+    if theirs == own:
+        return None
+    told = f"delayed tasks wait in {own}, the broker is {theirs}"
+    if not _may_be_one(broker, ours):
+        return f"{told}; the same Redis has the same host, port and database"
+    # Only the names of this machine: what another name means can change while this process runs, at a failover.
+    try:
+        one = _run_id(broker) == _run_id(ours)
+    except Exception as error:
+        return f"{told}, and they cannot be asked whether they are one server: {error}"
+    return None if one else f"{told}, which are two servers"
 
 
-class _Place(NamedTuple):
-    scheme: str
-    address: str
-    database: int
-    user: str
+def _may_be_one(broker: RedisPlace, ours: RedisPlace) -> bool:
+    """Whether two identities that differ can be one database of one server on this machine, under two addresses."""
+    one, other = broker.identity, ours.identity
+    if not (broker.local and ours.local and one[2:] == other[2:]):
+        return False
+    ports = {identity.address.rpartition(":")[2] for identity in (one, other)}
+    return "unix" in (one.scheme, other.scheme) or (one.scheme == other.scheme and len(ports) == 1)
 
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.user and self.user + '@'}{self.address}/{self.database}"
+
+def _run_id(place: RedisPlace) -> bytes:
+    """What a server calls this run of it. Raises what redis-py raises."""
+    client = place.client(_ASK_TIMEOUT)
+    try:
+        # Raw, since redis-py reads INFO in its own way, and that depends on the protocol.
+        answer: Any = client.execute_command("INFO", "server", NEVER_DECODE=True)
+    finally:
+        client.close()
+    text = answer.get("run_id", "") if isinstance(answer, dict) else _line(bytes(answer), b"run_id:")
+    found = text.encode() if isinstance(text, str) else text
+    if not found:
+        raise ValueError(f"the server at {place.identity} does not say which run of it this is")
+    return bytes(found)
 
 
-def _place(url: str) -> _Place:
-    """Which database on which server, as which user (one may be allowed what another is not)."""
-    parts = urlsplit(url)
-    query = parse_qs(parts.query)
-    user = unquote(parts.username or query.get("username", [""])[0] or "")
-    path = unquote(parts.path)
-    if parts.scheme == "unix":
-        return _Place("unix", path, int(query.get("db", ["0"])[0]), user)
-    database = query.get("db", [path.strip("/") or "0"])[0]
-    return _Place(parts.scheme, f"{parts.hostname or 'localhost'}:{parts.port or 6379}", int(database), user)
+def _line(text: bytes, name: bytes) -> bytes:
+    return next((line[len(name) :].strip() for line in text.splitlines() if line.startswith(name)), b"")
 
 
 # ------------------------------------------------------------------------------------------------- asking kombu
@@ -262,6 +279,7 @@ class _Recorder:
 
         Transport.Channel = Channel
         self._connection = app.connection_for_write()
+        # Sentinel's channel differs in how it connects, which this one does not, and in fanout.
         # Not as an argument: in "redis+socket://…" the URL's own transport would win.
         self._connection.transport_cls = Transport
         self._channel: Any = self._connection.transport.create_channel(self._connection.transport)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from celery import Celery
 
+from ..due import check_id
 from ..jobs import Outcome, State
+from ..redis.connect import try_seconds
 from ..redis.sync import DelayQueue
 from .cancelled import announce_cancelled
 
@@ -15,6 +20,22 @@ class TaskQueue(DelayQueue):
     """``app.delayadapters``. A job's id is the task's id."""
 
     app: Celery | None = None
+
+    @classmethod
+    def of(cls, app: Celery, client: Any, name: str, timeout: float) -> TaskQueue:
+        """As ``from_url`` makes one, for a client that no URL describes (Sentinel). Closing the queue closes it."""
+        # max_payload: Celery has no limit on messages, so neither have we.
+        queue = cls(client, name=name, max_payload=None)
+        queue._owned, queue._bound, queue._try = True, timeout, try_seconds(timeout)
+        queue.app = app
+        return queue
+
+    def close(self) -> None:
+        """Closes its connections, those to Sentinels as well. Waiting tasks stay in Redis."""
+        super().close()
+        manager = getattr(self.client.connection_pool, "sentinel_manager", None)
+        for sentinel in manager.sentinels if self._owned and manager is not None else ():
+            sentinel.close()
 
     def cancel(self, id: str) -> Outcome:
         """Cancels a waiting task for good (see ``DelayQueue.cancel``), and says so, as a revoke would.
@@ -28,6 +49,16 @@ class TaskQueue(DelayQueue):
         if outcome is Outcome.CANCELLED and job is not None and self.app is not None:
             announce_cancelled(self.app, job)
         return outcome
+
+    def cancel_many(self, ids: Iterable[str]) -> list[Outcome]:
+        """:meth:`cancel` for each of ``ids``; outcomes in their order. Each task is told of, so one by one."""
+        if isinstance(ids, (str, bytes)):
+            raise TypeError(f"ids must be an iterable of ids, got {ids!r}")
+        asked = list(ids)
+        for id in asked:
+            check_id(id)
+        once = {id: self.cancel(id) for id in dict.fromkeys(asked)}
+        return [once[id] for id in asked]
 
     def revoke(self, id: str) -> bool:
         """:meth:`cancel` at the price of a look when nothing waits under that id. Answers whether it was cancelled."""

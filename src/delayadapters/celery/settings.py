@@ -2,6 +2,7 @@
 
 ====================================  ================================================================================
 ``delayadapters_redis_url``           the Redis to wait in; default: the broker, else the result backend, when Redis
+                                      (Sentinel: see :mod:`.places`)
 ``delayadapters_name``                the queue's name; default: see :func:`default_name`
 ``delayadapters_min_delay``           seconds; shorter delays stay Celery's own. Default 1.0, and 0 with quorum queues
 ``delayadapters_on_unavailable``      ``"raise"`` (default) or ``"native"``: what becomes of a delayed task while the
@@ -18,24 +19,24 @@ when the queue is first used, the others at every call.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, cast
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
+from .places import RedisPlace, backend_place, broker_database, broker_place, place_of_setting
+
 if TYPE_CHECKING:
     from .queue import TaskQueue
 
-__all__ = ["Settings", "broker_url", "default_name", "make_queue"]
+__all__ = ["Settings", "default_name", "make_queue"]
 
 DEFAULT_MIN_DELAY: Final = 1.0
 SCHEDULE_TIMEOUT: Final = 10.0
 """Seconds within which scheduling has succeeded or raised, retries included."""
 
-_REDIS_SCHEMES: Final = frozenset({"redis", "rediss", "unix"})
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off", ""})
 
@@ -130,12 +131,12 @@ class Settings:
         return value
 
     @property
-    def redis(self) -> tuple[str, dict[str, Any]]:
-        """The Redis to wait in: its URL, and options for redis-py that a URL does not carry (TLS, mostly)."""
+    def redis(self) -> RedisPlace:
+        """The Redis to wait in."""
         value = self._get("redis_url")
         if value is not None:
-            return _own_url(value), {}
-        found = _broker_redis(self._app) or _backend_redis(self._app)
+            return place_of_setting(self._app, value)
+        found = broker_place(self._app) or backend_place(self._app)
         if found is None:
             raise ImproperlyConfigured(
                 "neither the broker nor the result backend is a Redis that delayed tasks could wait in: "
@@ -162,12 +163,8 @@ def make_queue(app: Celery, *, timeout: float | None = None) -> TaskQueue:
     from .queue import TaskQueue
 
     settings = Settings(app)
-    url, options = settings.redis
-    options["timeout"] = SCHEDULE_TIMEOUT if timeout is None else timeout
-    # max_payload: Celery has no limit on messages, so neither have we.
-    queue = cast("TaskQueue", TaskQueue.from_url(url, name=settings.name, max_payload=None, **options))
-    queue.app = app
-    return queue
+    seconds = SCHEDULE_TIMEOUT if timeout is None else timeout
+    return TaskQueue.of(app, settings.redis.client(seconds), settings.name, seconds)
 
 
 def default_name(app: Celery) -> str:
@@ -180,7 +177,7 @@ def default_name(app: Celery) -> str:
     connection = app.connection_for_write()
     kind = connection.transport.driver_type or "kombu"
     if kind == "redis":
-        host = str(_redis_db(connection))
+        host = str(broker_database(connection))
     else:
         host = connection.virtual_host or "/"
     prefix = (connection.transport_options or {}).get("global_keyprefix") or ""
@@ -195,84 +192,3 @@ def uses_quorum_queues(app: Celery) -> bool:
     from celery.utils.quorum_queues import detect_quorum_queues
 
     return bool(detect_quorum_queues(app, app.producer_pool.connections.connection.transport.driver_type)[0])
-
-
-def _own_url(value: Any) -> str:
-    if isinstance(value, str) and urlsplit(value).scheme in _REDIS_SCHEMES:
-        return value
-    shown = value.split("@")[-1] if isinstance(value, str) else repr(value)
-    raise ImproperlyConfigured(f"delayadapters_redis_url must be a redis://, rediss:// or unix:// URL; got {shown}")
-
-
-def broker_url(app: Celery) -> str:
-    """The address of a broker that is a Redis, in redis-py's spelling. Raises ImproperlyConfigured for another one."""
-    found = _broker_redis(app)
-    if found is None:
-        raise ImproperlyConfigured("the broker is not a single Redis server")
-    return found[0]
-
-
-def _broker_redis(app: Celery) -> tuple[str, dict[str, Any]] | None:
-    """The broker's Redis. Sentinel brokers have no URL of one server: they need delayadapters_redis_url for now."""
-    connection = app.connection_for_write()
-    transport = connection.get_transport_cls()
-    if transport.driver_type != "redis" or transport.__name__.startswith("Sentinel"):
-        return None
-    options: dict[str, Any] = {}
-    transport_options: Mapping[str, Any] = connection.transport_options or {}
-    if transport_options.get("client_name"):
-        options["client_name"] = transport_options["client_name"]
-    if transport_options.get("socket_keepalive") is not None:
-        options["socket_keepalive"] = transport_options["socket_keepalive"]
-    database = _redis_db(connection)
-    host = connection.hostname or "127.0.0.1"
-    credentials = _credentials(connection.userid, connection.password)
-    if "://" in host:  # kombu's form of redis+socket:///path
-        parts = urlsplit(host)
-        credentials = credentials or _credentials(parts.username, parts.password)
-        return f"unix://{credentials}{unquote(parts.path) or '/' + (parts.netloc or '')}?db={database}", options
-    secure = bool(connection.ssl) or connection.transport_cls == "rediss"
-    if secure and isinstance(connection.ssl, Mapping):
-        options.update(connection.ssl)
-    scheme = "rediss" if secure else "redis"
-    shown = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{credentials}{shown}:{connection.port or 6379}/{database}", options
-
-
-def _backend_redis(app: Celery) -> tuple[str, dict[str, Any]] | None:
-    """The result backend's Redis, from its URL."""
-    url = app.conf.result_backend
-    if not isinstance(url, str):
-        return None
-    scheme = urlsplit(url).scheme
-    if scheme in ("redis", "rediss"):
-        options: dict[str, Any] = {}
-        if scheme == "rediss" and isinstance(app.conf.redis_backend_use_ssl, Mapping):
-            options.update(app.conf.redis_backend_use_ssl)
-        # Celery's spelling of ssl_cert_reqs (celery/backends/redis.py), in redis-py's
-        for name in ("required", "optional", "none"):
-            url = url.replace(f"ssl_cert_reqs=CERT_{name.upper()}", f"ssl_cert_reqs={name}")
-        return url, options
-    if scheme in ("socket", "redis+socket"):
-        parts = urlsplit(url)
-        database = parse_qs(parts.query).get("virtual_host", ["0"])[0].strip("/") or "0"
-        credentials = f"{parts.netloc.rsplit('@', 1)[0]}@" if "@" in parts.netloc else ""
-        return f"unix://{credentials}{parts.path}?db={database}", {}
-    return None
-
-
-def _credentials(user: str | None, password: str | None) -> str:
-    if not user and not password:
-        return ""
-    return f"{quote(user or '', safe='')}:{quote(password or '', safe='')}@"
-
-
-def _redis_db(connection: Any) -> int:
-    """kombu/transport/redis.py, ``_prepare_virtual_host``: the database as a number, 0 when there is none."""
-    host = connection.virtual_host
-    if "://" in (connection.hostname or ""):
-        host = parse_qs(urlsplit(connection.hostname).query).get("virtual_host", [host])[0]
-    try:
-        return int(str(host or "0").strip("/") or 0)
-    except ValueError as error:
-        raise ImproperlyConfigured(f"the broker's Redis database must be a number, got {host!r}") from error

@@ -151,7 +151,8 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     ("conf", "why"),
     [
         ({"broker_url": "amqp://"}, "transport is"),
-        ({"broker_url": "sentinel://localhost:26379"}, "transport is"),
+        ({"broker_url": "sentinel://h:1", "broker_transport_options": {"master_name": "m"}}, "broker is sentinel://"),
+        ({"broker_url": "sentinel://h:1"}, "master_name"),
         ({"broker_url": "redis://localhost:6379/1"}, "wait in redis://localhost:6379/0"),
         ({"broker_url": "redis://localhost:6380/0"}, "broker is redis://localhost:6380/0"),
         ({"broker_url": "redis://other:6379/0"}, "broker is redis://other:6379/0"),
@@ -185,11 +186,13 @@ def test_another_place_means_leased_and_one_line_says_why(
         ("redis://me:secret@h:1/3", "redis://me:other@h:1?db=3"),
         ("rediss://h:2/0", "rediss://h:2/0?ssl_cert_reqs=none"),
         ("redis+socket:///nowhere/redis.sock?virtual_host=2", "unix:///nowhere/redis.sock?db=2"),
+        ("sentinel://:x@a:1/3;sentinel://b/3", "sentinel://:y@b:26379/3;sentinel://a:1"),
     ],
 )
 def test_the_same_redis_in_two_spellings(broker: str, ours: str | None) -> None:
     app = Celery("x", set_as_current=False)
     app.conf.update(broker_url=broker, delayadapters_redis_url=ours)
+    app.conf.broker_transport_options = {"master_name": "mymaster"}
     assert DirectRelease(app).refusal() is None
 
 
