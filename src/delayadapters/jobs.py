@@ -6,9 +6,9 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
-from .due import Delay, from_micros
+from .due import Delay, IfExists, from_micros
 
 __all__ = [
     "Claim",
@@ -25,8 +25,6 @@ __all__ = [
     "State",
     "Stats",
 ]
-
-IfExists: TypeAlias = Literal["error", "keep", "replace", "add"]
 
 
 class Outcome(str, enum.Enum):

@@ -22,9 +22,8 @@ from typing import Any, Final
 from arq.connections import RedisSettings
 from arq.constants import in_progress_key_prefix, job_key_prefix, result_key_prefix, retry_key_prefix
 
-from ..due import seconds_to_micros
+from ..due import lease_micros, seconds_to_micros
 from ..redis.keys import check_name
-from ..redis.verbs import lease_micros
 
 __all__ = [
     "DEFAULT_NAME",

@@ -13,7 +13,7 @@ import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError
 
 from ..due import Delay
-from ..errors import RedisFault, ReplicationTimeout, WrongKeyType
+from ..errors import DelayError, RedisFault, ReplicationTimeout, WrongKeyType
 from ..jobs import Claim, Command, Counters, IfExists, Job, Loop, NewJob, Outcome, Page, Stats
 from . import commands, steering
 from .commands import Call, Plain
@@ -109,13 +109,15 @@ class AsyncDelayQueue:
             while True:
                 try:
                     answer = await self._send(request)
-                except ReplicationTimeout as error:
+                except DelayError as error:
                     request = steps.throw(error)
                 else:
                     request = steps.send(answer)
         except StopIteration as stop:
             result: T = stop.value
-        return result
+            return result
+        finally:
+            steps.close()
 
     async def _send(self, request: Call[Any] | Plain[Any]) -> Any:
         """One request, repeated for as long as ``from_url`` was told (a caller's own client: once)."""

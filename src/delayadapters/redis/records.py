@@ -79,16 +79,13 @@ def pack(payload: bytes, meta: Mapping[str, str] | None, release: Sequence[Comma
     """The flags, and what follows number and due time.
 
     Raises:
-        TypeError: meta or release hold something else than what their types say.
+        TypeError: release holds something else than what its type says.
         ValueError: release is empty.
     """
     if not meta and release is None:
         return PLAIN, payload
     flags, parts = PLAIN, []
     if meta:
-        for key, value in meta.items():
-            if not isinstance(key, str) or not isinstance(value, str):
-                raise TypeError(f"meta must map str to str, got {key!r}: {value!r}")
         flags |= _META
         parts.append(_section(dict(meta), "meta"))
     if release is not None:

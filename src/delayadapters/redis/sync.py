@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import NoScriptError, RedisError
 
 from ..due import Delay
-from ..errors import RedisFault, ReplicationTimeout, WrongKeyType
+from ..errors import DelayError, RedisFault, ReplicationTimeout, WrongKeyType
 from ..jobs import Claim, Command, Counters, IfExists, Job, Loop, NewJob, Outcome, Page, Stats
 from . import commands, steering
 from .commands import Call, Plain
@@ -119,13 +119,15 @@ class DelayQueue:
             while True:
                 try:
                     answer = self._send(request)
-                except ReplicationTimeout as error:
+                except DelayError as error:
                     request = steps.throw(error)
                 else:
                     request = steps.send(answer)
         except StopIteration as stop:
             result: T = stop.value
             return result
+        finally:
+            steps.close()
 
     def _send(self, request: Call[Any] | Plain[Any]) -> Any:
         """One request, repeated for as long as ``from_url`` was told (a caller's own client: once)."""

@@ -7,16 +7,33 @@ A verb yields a :class:`~.commands.Call` or :class:`~.commands.Plain`, is sent i
 from __future__ import annotations
 
 import heapq
+import os
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import count
 from typing import Any, Final, TypeAlias, TypeVar
 
-from ..due import LATEST_DUE, Delay, check_id, check_payload, resolve, seconds_to_micros, to_micros
-from ..errors import JobExists, ReplicationTimeout
+from ..due import (
+    MAX_CLAIM,
+    MAX_PAGE,
+    Delay,
+    check_id,
+    check_if_exists,
+    check_items,
+    check_limit,
+    check_max_payload,
+    check_meta,
+    check_moment,
+    check_payload,
+    check_reason,
+    lease_micros,
+    pause_micros,
+    resolve,
+)
+from ..errors import JobExists, RedisFault, ReplicationTimeout
 from ..jobs import Claim, Command, Counters, IfExists, Job, Lateness, Loop, NewJob, Outcome, Page, Stats
 from . import commands, records
 from .commands import NO_EXTRAS, Asker, Call, Cursor, Extras, Plain, Row, Stored, Verdict
@@ -31,7 +48,6 @@ CHUNK_JOBS: Final = 200
 """A script of so many holds Redis for about a millisecond."""
 CHUNK_BYTES: Final = 1 << 20
 PAGE_ROWS: Final = 200
-_MODES: Final = ("error", "keep", "replace", "add")
 
 
 class Verbs:
@@ -40,19 +56,14 @@ class Verbs:
     def __init__(self, name: str, shards: int, max_payload: int | None, *, waiting: bool = False) -> None:
         if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
             raise ValueError(f"shards must be a positive int, got {shards!r}")
-        if max_payload is not None and (
-            isinstance(max_payload, bool) or not isinstance(max_payload, int) or max_payload < 0
-        ):
-            raise ValueError(f"max_payload must be a number of bytes or None, got {max_payload!r}")
         self.name = check_name(name)
         self.shards = tuple(ShardKeys.of(name, n) for n in range(shards))
-        self.max_payload = max_payload
+        self.max_payload = check_max_payload(max_payload)
         self.clock: Callable[[], int] | None = None
         """Tests only: microseconds to use in place of the server's clock."""
         self._waiting = waiting
-        # A verb under way has an asker of its own: Redis knows a repeated request by its being the asker's last one.
         self._turns = count()
-        self._askers: list[tuple[Asker, Iterator[int]]] = []
+        self._askers = _Askers()
 
     def now(self) -> int | None:
         return self.clock() if self.clock else None
@@ -67,27 +78,20 @@ class Verbs:
 
     def new_job(self, job: NewJob, now: int) -> Stored:
         """Checks one job's arguments; see :func:`~delayadapters.due.resolve` and friends for what they raise."""
-        if not isinstance(job, NewJob):
-            raise TypeError(f"schedule_many takes NewJob items, got {job!r}")
         when = resolve(job.delay, job.at, now=now)
         check_payload(job.payload, self.max_payload)
         id = str(uuid.uuid4()) if job.id is None else job.id
         raw_id = check_id(id)
-        if job.meta is not None and not isinstance(job.meta, Mapping):
-            raise TypeError(f"meta must be a mapping of str to str, got {job.meta!r}")
-        flags, tail = records.pack(job.payload, job.meta, job.release)
-        meta = dict(job.meta) if job.meta else {}
+        meta = check_meta(job.meta)
+        flags, tail = records.pack(job.payload, meta, job.release)
         return Stored(id, raw_id, -when.micros if when.relative else when.micros, flags, tail, job.payload, meta)
 
     def schedule_many(
         self, jobs: Iterable[NewJob], if_exists: IfExists, extras: Extras = NO_EXTRAS
     ) -> Steps[list[Job]]:
-        if if_exists not in _MODES:
-            raise ValueError(f"if_exists must be one of {_MODES}, got {if_exists!r}")
-        if not isinstance(jobs, Iterable):
-            raise TypeError(f"schedule_many takes an iterable of NewJob items, got {jobs!r}")
+        check_if_exists(if_exists)
         now = time.time_ns() // 1000
-        ready = [self.new_job(job, now) for job in jobs]
+        ready = [self.new_job(job, now) for job in check_items(jobs, NewJob, "jobs")]
         out: list[Job | None] = [None] * len(ready)
         shards: dict[ShardKeys, list[int]] = {}
         for index, job in enumerate(ready):
@@ -151,13 +155,8 @@ class Verbs:
     # ------------------------------------------------------------ many
 
     def page(self, which: str, due_before: datetime | None, limit: int, cursor: str | None) -> Steps[Page]:
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
-            raise ValueError(f"limit must be an int from 1 to 10000, got {limit!r}")
-        before = None
-        if due_before is not None:
-            if not isinstance(due_before, datetime) or due_before.utcoffset() is None:
-                raise ValueError(f"due_before must be an aware datetime, got {due_before!r}")
-            before = to_micros(due_before)
+        check_limit(limit, MAX_PAGE)
+        before = None if due_before is None else check_moment(due_before, "due_before")
         after = Cursor.read(cursor) if cursor is not None else None
         rows, more = yield from self.rows(which, limit, after, before)
         return Page([row.job() for row in rows], str(rows[-1].place) if rows and more else None)
@@ -225,31 +224,38 @@ class Verbs:
     # ------------------------------------------------------------ claims
 
     def claim(self, limit: int, lease: float) -> Steps[list[Claim]]:
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1000:
-            raise ValueError(f"limit must be an int from 1 to 1000, got {limit!r}")
+        check_limit(limit, MAX_CLAIM)
         length = lease_micros(lease)
         out: list[Claim] = []
-        asker, calls = self._borrow()
-        try:
-            for keys in self._in_turn():
-                if len(out) == limit:
-                    break
-                got = yield commands.claim(
-                    keys, asker, next(calls), lease=length, limit=limit - len(out), now=self.now()
-                )
-                out += got.claims
-                if got.unreadable:
-                    verdicts = [Verdict(entry, "dead", 0, reason) for entry, reason in got.unreadable.items()]
-                    yield commands.settle(keys, got.lease, verdicts, self.now())
-        finally:
-            self._askers.append((asker, calls))
+        fault: RedisFault | None = None
+        for keys in self._in_turn():
+            try:
+                out += yield from self._claim(keys, limit - len(out), length)
+            except RedisFault as error:
+                fault = fault or error
+            if len(out) == limit or (out and fault):
+                break
+        # What another shard gave is leased now, so the caller must have it; the next call raises, if the fault lasts.
+        if fault is not None and not out:
+            raise fault
         return out
 
-    def _borrow(self) -> tuple[Asker, Iterator[int]]:
-        try:
-            return self._askers.pop()
-        except IndexError:
-            return Asker.new("claim()"), count(1)
+    def _claim(self, keys: ShardKeys, limit: int, length: int) -> Steps[list[Claim]]:
+        while True:
+            asking = self._askers.for_claim(keys)
+            again, answered = asking.lost, False
+            try:
+                got = yield commands.claim(keys, asking.asker, asking.call, lease=length, limit=limit, now=self.now())
+                answered = True
+            finally:
+                self._askers.back(keys, asking, answered)
+            verdicts = [Verdict(entry, "dead", 0, reason) for entry, reason in got.unreadable.items()]
+            # The batch of an earlier request, which may have asked for more.
+            verdicts += [Verdict(one.entry, "back") for one in got.claims[limit:]]
+            if verdicts:
+                yield commands.settle(keys, got.lease, verdicts, self.now())
+            if got.claims or not again:
+                return list(got.claims[:limit])
 
     def _in_turn(self) -> tuple[ShardKeys, ...]:
         """The shards, each call beginning with another: a busy one must not starve the others."""
@@ -258,7 +264,7 @@ class Verbs:
 
     def settle(self, claims: Iterable[Claim], verb: str, pause: int = 0, reason: str = "") -> Steps[int]:
         groups: dict[tuple[ShardKeys, int], list[Verdict]] = {}
-        for one in _checked(claims):
+        for one in check_items(claims, Claim, "claims"):
             groups.setdefault((self._shard_at(one.entry), one.lease), []).append(
                 Verdict(one.entry, verb, one.due if verb == "ack" else pause, reason)
             )
@@ -269,36 +275,33 @@ class Verbs:
         return done
 
     def fail(self, claims: Iterable[Claim], reason: str, retry_in: Delay | None) -> Steps[int]:
-        if not isinstance(reason, str):
-            raise TypeError(f"reason must be a str, got {reason!r}")
+        check_reason(reason)
         if retry_in is None:
             return (yield from self.settle(claims, "dead", 0, reason))
-        pause = max(0, seconds_to_micros(retry_in, "retry_in"))
-        if time.time_ns() // 1000 + pause > LATEST_DUE:
-            raise ValueError(f"retry_in={retry_in!r} would be due later than the year 2250")
+        pause = pause_micros(retry_in, now=time.time_ns() // 1000)
         return (yield from self.settle(claims, "retry", pause, reason))
 
     def renew(self, claims: Iterable[Claim], lease: float) -> Steps[list[Claim]]:
         length = lease_micros(lease)
         groups: dict[tuple[ShardKeys, int], list[Claim]] = {}
-        for one in _checked(claims):
+        for one in check_items(claims, Claim, "claims"):
             groups.setdefault((self._shard_at(one.entry), one.lease), []).append(one)
         out = []
-        asker, calls = self._borrow()
-        try:
-            for (keys, fence), group in groups.items():
+        for (keys, fence), group in groups.items():
+            asking = self._askers.for_renewal(keys)
+            try:
                 deadline, held = yield commands.renew(
                     keys,
-                    asker,
-                    next(calls),
+                    asking.asker,
+                    asking.call,
                     lease=length,
                     fence=fence,
                     entries=[one.entry for one in group],
                     now=self.now(),
                 )
-                out += [replace(one, lease=deadline) for one in group if one.entry in held]
-        finally:
-            self._askers.append((asker, calls))
+            finally:
+                self._askers.back(keys, asking, answered=True)
+            out += [replace(one, lease=deadline) for one in group if one.entry in held]
         return out
 
 
@@ -310,26 +313,51 @@ def _sum(rows: Sequence[Counters]) -> Counters:
     return Counters(**{name: sum(getattr(row, name) for row in rows) for name in names}, lateness=late)
 
 
-def _checked(claims: Iterable[Claim]) -> list[Claim]:
-    if not isinstance(claims, Iterable):
-        raise TypeError(f"claims must be an iterable of Claim objects, got {claims!r}")
-    listed = list(claims)
-    for one in listed:
-        if not isinstance(one, Claim):
-            raise TypeError(f"claims must be Claim objects, got {one!r}")
-    return listed
+@dataclass(slots=True)
+class _Asking:
+    """Somebody who claims, and the number of the next request. ``lost``: a request of that number was not answered."""
+
+    asker: Asker
+    call: int = 1
+    lost: bool = False
 
 
-def lease_micros(lease: float) -> int:
-    """A lease length as microseconds.
+class _Askers:
+    """Who claims and renews in this process: a request under way has an asker of its own, for Redis knows a repeated
+    one by its being the asker's last.
 
-    Raises:
-        TypeError, ValueError: not a number of seconds from 0.001 to a day.
+    A claim without an answer may have taken a batch. So the next claim, whoever makes it, is that one repeated.
     """
-    length = seconds_to_micros(lease, "lease")
-    if not 1000 <= length <= 86_400_000_000:
-        raise ValueError(f"lease must be between 0.001 s and a day, got {lease!r}")
-    return length
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._free: dict[ShardKeys, list[_Asking]] = {}
+        self._lost: dict[ShardKeys, list[_Asking]] = {}
+
+    def for_claim(self, keys: ShardKeys) -> _Asking:
+        if self._pid != os.getpid():
+            self._start()  # forked: the parent goes on with these
+        return _pop(self._lost, keys) or self.for_renewal(keys)
+
+    def for_renewal(self, keys: ShardKeys) -> _Asking:
+        if self._pid != os.getpid():
+            self._start()
+        return _pop(self._free, keys) or _Asking(Asker.new("claim()"))
+
+    def back(self, keys: ShardKeys, asking: _Asking, answered: bool) -> None:
+        asking.lost = not answered
+        asking.call += answered
+        (self._free if answered else self._lost).setdefault(keys, []).append(asking)
+
+
+def _pop(askings: dict[ShardKeys, list[_Asking]], keys: ShardKeys) -> _Asking | None:
+    try:
+        return askings[keys].pop()
+    except (KeyError, IndexError):  # not asked before: another thread may be quicker
+        return None
 
 
 def _place(cursor: Cursor) -> tuple[int, bytes]:

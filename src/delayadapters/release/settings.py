@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..due import seconds_to_micros
-from ..redis.verbs import lease_micros
+from ..due import lease_micros, seconds_to_micros
 
 __all__ = ["ReleaseSettings", "ReleaserStats"]
 

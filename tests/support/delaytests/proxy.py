@@ -33,8 +33,11 @@ class Cut:
             return True
         return False
 
-    def done(self) -> None:
+    def begin(self) -> None:
+        """Counted before the client can notice, so that whoever got an error finds it counted."""
         self.happened += 1
+
+    def done(self) -> None:
         self._event.set()
 
     def wait(self, timeout: float = 30) -> None:
@@ -237,6 +240,8 @@ class _Link:
             pass
         finally:
             self.proxy.forget(self)
+            if self._cut is not None:
+                self._cut.begin()
             _reset(self.client) if self.gone or self._cut else self.client.close()
             self.server.close()
             if self._cut is not None:
