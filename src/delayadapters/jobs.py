@@ -189,8 +189,11 @@ LATENESS_BOUNDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How late released jobs were. ``counts[i]`` jobs were at most ``LATENESS_BOUNDS[i]`` seconds late and more than the
-    bound before; the last of ``counts`` is for all that were later. ``sum``: seconds, of all together."""
+    """How late released jobs were.
+
+    ``counts[i]`` jobs were at most ``LATENESS_BOUNDS[i]`` seconds late and more than the bound before; the last of
+    ``counts`` is for all that were later. ``sum``: seconds, of all together.
+    """
 
     counts: Sequence[int] = (0,) * (len(LATENESS_BOUNDS) + 1)
     sum: float = 0.0

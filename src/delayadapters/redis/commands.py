@@ -289,6 +289,8 @@ def stats(keys: ShardKeys, server_now: int | None = None) -> Call[ShardStats]:
 _COUNTS: Final = tuple(field.name for field in fields(Counters) if field.name != "lateness")
 LATE_COUNTS: Final = (*(f"late:{round(bound * 1e6)}" for bound in LATENESS_BOUNDS), "late:inf")
 """The counters of the lateness histogram's buckets."""
+LATE_SUM: Final = "late:sum"
+"""And of their sum, microseconds."""
 
 
 def counters(keys: ShardKeys) -> Call[Counters]:
@@ -298,7 +300,7 @@ def counters(keys: ShardKeys) -> Call[Counters]:
         have = {reply[i].decode(): int(reply[i + 1]) for i in range(0, len(reply), 2)}
         numbers = {name: have.get(name, 0) for name in _COUNTS}
         numbers["released"] += numbers["direct"]  # the scripts count those apart
-        late = Lateness(tuple(have.get(name, 0) for name in LATE_COUNTS), have.get("late:sum", 0) / 1e6)
+        late = Lateness(tuple(have.get(name, 0) for name in LATE_COUNTS), have.get(LATE_SUM, 0) / 1e6)
         return Counters(**numbers, lateness=late)
 
     script = load("counters")
@@ -360,12 +362,17 @@ _KINDS: Final = {
 
 def wrong_types(keys: ShardKeys, found: Mapping[bytes, str]) -> str:
     """Names the keys that hold a value of another type than ours."""
+    return ", ".join(list_wrong_types(keys, found)) or "only our own types now"
+
+
+def list_wrong_types(keys: ShardKeys, found: Mapping[bytes, str]) -> list[str]:
+    """Of each such key: its name, what it holds and what it should."""
     wrong = []
     for name, kind in _KINDS.items():
         key = getattr(keys, name)
         if found.get(key, "none") not in (kind, "none"):
             wrong.append(f"{key.decode(errors='replace')}: {found[key]}, expected {kind}")
-    return ", ".join(wrong) or "only our own types now"
+    return wrong
 
 
 # ---------------------------------------------------------------- claims
@@ -402,6 +409,8 @@ class Claimed:
     notes: Sequence[tuple[str, str, str]]
     claims: Sequence[Claim]
     unreadable: Mapping[bytes, str]
+    late: Sequence[tuple[int, int, int]] = ()
+    """Of the direct releases: bucket of ``LATENESS_BOUNDS``, jobs, and microseconds late together."""
 
 
 def claim(
@@ -427,7 +436,7 @@ def claim(
 
     def parse(reply: Any) -> Claimed:
         header, notes, taken, raw = reply
-        at, head, expires, watching, deadline, acked, requeued, direct, latest, spent = msgpack.unpackb(header)
+        at, head, expires, watching, deadline, acked, requeued, direct, latest, spent, late = msgpack.unpackb(header)
         claims, unreadable = [], {}
         unpack, plain, number = records.unpack, records.PLAIN, int.from_bytes
         for entry, record in zip(taken, raw, strict=True):
@@ -455,6 +464,7 @@ def claim(
             notes=_notes(notes) if len(notes) > 1 else (),
             claims=claims,
             unreadable=unreadable,
+            late=[(late[i], late[i + 1], late[i + 2]) for i in range(0, len(late), 3)],
         )
 
     script = load("claim")
@@ -552,7 +562,7 @@ _BEAT: Final = b"beat:"
 
 
 def _beat(keys: ShardKeys, asker: Asker, at: int) -> tuple[bytes | str | int, ...]:
-    """A sign of life. Apart from the loop's entry: one that a slow network brings late must not undo a later claim's."""
+    """A sign of life. Apart from the loop's entry: one that comes late must not undo what a later claim wrote."""
     return ("HSET", keys.loops, _BEAT + asker.owner, at)
 
 

@@ -20,6 +20,7 @@ from ..redis.commands import Asker, Call, Plain
 from ..redis.connect import loop_client
 from ..redis.keys import ShardKeys
 from .loop import Done, Publish, ReleaseLoop, Send, Sleep, backoff
+from .observing import Observer, Observers
 from .publisher import AsyncPublisher, checked
 from .settings import ReleaserStats, ReleaseSettings
 from .threads import clock
@@ -68,6 +69,7 @@ class AsyncReleaser:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
         self.stats = ReleaserStats()
+        self._observers = Observers()
 
     async def start(self) -> None:
         """Starts the tasks and returns; after :meth:`stop` it does nothing. A releaser starts once.
@@ -81,7 +83,14 @@ class AsyncReleaser:
             return
         for number, keys in enumerate(self._queue._verbs.shards):
             shard = _Shard(
-                self._queue, keys, self._publisher, self._settings, self.stats, self._name, first=number == 0
+                self._queue,
+                keys,
+                self._publisher,
+                self._settings,
+                self.stats,
+                self._observers,
+                self._name,
+                first=number == 0,
             )
             shard.connect()
             self._shards.append(shard)
@@ -124,6 +133,21 @@ class AsyncReleaser:
         """Whether any task of it still runs."""
         return any(not task.done() for task in self._tasks)
 
+    def observe(self, observer: Observer) -> None:
+        """Tells ``observer`` of every claim and release from now on. It runs in the loop: it should be quick."""
+        self._observers.add(observer)
+
+    @property
+    def heard_ago(self) -> float:
+        """Seconds since Redis last answered the loop (with shards: the loop that has waited longest); 0 before start.
+        An idle loop asks every two seconds, one that publishes at a third of its lease."""
+        return max((clock() - shard.loop.heard_at for shard in self._shards), default=0.0)
+
+    @property
+    def lease(self) -> float:
+        """Of a claim, seconds."""
+        return self._settings.lease
+
     async def __aenter__(self) -> AsyncReleaser:
         await self.start()
         return self
@@ -144,6 +168,7 @@ class _Shard:
         publisher: AsyncPublisher,
         settings: ReleaseSettings,
         stats: ReleaserStats,
+        observers: Observers,
         name: str,
         *,
         first: bool,
@@ -157,7 +182,15 @@ class _Shard:
         self._messages: list[bytes | None] = []
         self._client: Any = None
         self._listener: asyncio.Task[None] | None = None
-        self.loop = ReleaseLoop(keys, Asker.new(name), settings, clock=clock, server_now=queue._verbs.now, stats=stats)
+        self.loop = ReleaseLoop(
+            keys,
+            Asker.new(name),
+            settings,
+            clock=clock,
+            server_now=queue._verbs.now,
+            stats=stats,
+            observers=observers,
+        )
 
     def stop(self) -> None:
         self.loop.stop()

@@ -21,6 +21,7 @@ from ..jobs import BEAT, Claim
 from ..redis import commands
 from ..redis.commands import Asker, Call, Claimed, Peek, Plain, Probe, Verdict
 from ..redis.keys import ShardKeys
+from .observing import Late, Observers, lateness_of, to_count
 from .publisher import DOWN, Batch, Published
 from .settings import ReleaserStats, ReleaseSettings
 
@@ -71,6 +72,7 @@ class ReleaseLoop:
         clock: Callable[[], float],
         server_now: Callable[[], int | None] = lambda: None,
         stats: ReleaserStats | None = None,
+        observers: Observers | None = None,
     ) -> None:
         self._keys = keys
         self._asker = asker
@@ -78,6 +80,9 @@ class ReleaseLoop:
         self._clock = clock
         self._server_now = server_now
         self.stats = stats or ReleaserStats()
+        self._observers = observers or Observers()
+        self.heard_at = clock()
+        """When Redis last answered, on the shell's clock; at first, when the loop was made."""
         self._lease = round(settings.lease * 1e6)
         # Other loops' leases have to be seen in time, short ones too.
         self._thorough_every = min(settings.thorough, max(settings.poll, settings.lease / 2))
@@ -110,6 +115,7 @@ class ReleaseLoop:
         self._progress_at = 0.0
         self._hung = False
         self._acks: list[bytes] = []
+        self._late: dict[str, int] = {}
         self._owes_acks = False
         self._verdicts: list[Verdict] = []
         # What drives it.
@@ -231,6 +237,7 @@ class ReleaseLoop:
             log.info("redis answers again after %d failed requests", self._faults)
             self._faults = 0
             self._urgent = True
+        self.heard_at = now
         self._pending, then = None, self._then
         then(answer, sent, now)
 
@@ -255,6 +262,7 @@ class ReleaseLoop:
         result = result or Published()
         unpublished = frozenset(result.unpublished)
         returned = []
+        dues = []
         for claim in self._current:
             if claim.entry in result.failed:
                 self._fail(claim, result.failed[claim.entry])
@@ -262,6 +270,8 @@ class ReleaseLoop:
                 returned.append(claim)
             else:
                 self._acks.append(claim.entry)
+                dues.append(claim.due)
+        self._note_lateness(dues, now)
         self._give_back(returned)
         self._owes_acks = bool(self._acks)
         sent = len(self._current) - len(returned)
@@ -331,6 +341,7 @@ class ReleaseLoop:
     def renewed(self, answer: tuple[int, frozenset[bytes]], sent: float, now: float) -> None:
         """The renewal was answered."""
         self._unsettled = None
+        self.heard_at = now
         deadline, held = answer
         self._fence = deadline
         have = len(self._current) + sum(map(len, self._batches))
@@ -357,6 +368,7 @@ class ReleaseLoop:
         if help:
             self._helped_at = now
         fence, acks = self._fence, self._acks
+        late, self._late = self._late, {}
         request = commands.claim(
             self._keys,
             self._asker,
@@ -370,6 +382,7 @@ class ReleaseLoop:
             max_attempts=self._set.max_attempts,
             fence=fence,
             acks=acks,
+            late=late if acks else None,
             now=self._server_now(),
         )
         self._acks = []
@@ -419,6 +432,9 @@ class ReleaseLoop:
             stats.dead += 1
             self._verdicts.append(Verdict(entry, "dead", 0, reason))
         count = len(got.claims) + got.direct
+        self._observers.claimed(now - sent, count)
+        if got.late:
+            self._observers.released([Late(*one) for one in got.late])
         if got.spent and count >= self._size // 2:
             wanted = self._size * min(2.0, max(0.5, self._set.target / got.spent))
             self._size = stats.batch = max(1, min(self._set.batch, max(10, round(wanted))))
@@ -431,7 +447,7 @@ class ReleaseLoop:
         return self._offset + round(now * 1e6)
 
     def _probe(self, now: float) -> None:
-        # A sign of life costs a command; so it comes with every tenth look, and a reading of the clock with every fiftieth.
+        # A sign of life costs a command: one with every tenth look, and a reading of the clock with every fiftieth.
         beat = self._server_clock(now) if now >= self._beat_at else None
         timed = beat is not None and now >= self._timed_at and self._server_now() is None
         if beat is not None:
@@ -509,6 +525,13 @@ class ReleaseLoop:
             return
         pause = backoff(attempt, self._set.backoff, self._set.backoff_cap)
         self._verdicts.append(Verdict(claim.entry, "retry", round(pause * 1e6), reason))
+
+    def _note_lateness(self, dues: Sequence[int], now: float) -> None:
+        at = self._server_clock(now)
+        if dues and at is not None:
+            late = lateness_of(dues, at)
+            self._late = to_count(late, self._late)
+            self._observers.released(late)
 
     def _give_back(self, claims: Sequence[Claim]) -> None:
         self.stats.given_back += len(claims)

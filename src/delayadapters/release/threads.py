@@ -20,6 +20,7 @@ from ..redis.connect import loop_client
 from ..redis.keys import ShardKeys
 from ..redis.sync import DelayQueue, execute
 from .loop import Done, Publish, ReleaseLoop, Send, Sleep, backoff
+from .observing import Observer, Observers
 from .publisher import Publisher, checked
 from .settings import ReleaserStats, ReleaseSettings
 
@@ -94,6 +95,7 @@ class Releaser:
         self._state = threading.Lock()
         self._stopped = False
         self.stats = ReleaserStats()
+        self._observers = Observers()
 
     def start(self) -> None:
         """Starts the threads and returns; after :meth:`stop` it does nothing. A releaser starts once.
@@ -114,6 +116,7 @@ class Releaser:
                     self._publishing,
                     self._settings,
                     self.stats,
+                    self._observers,
                     self._name,
                     first=number == 0,
                 )
@@ -152,6 +155,21 @@ class Releaser:
         """Whether any thread of it still runs."""
         return any(thread.is_alive() for thread in self._threads)
 
+    def observe(self, observer: Observer) -> None:
+        """Tells ``observer`` of every claim and release from now on. It runs in the loop: it should be quick."""
+        self._observers.add(observer)
+
+    @property
+    def heard_ago(self) -> float:
+        """Seconds since Redis last answered the loop (with shards: the loop that has waited longest); 0 before start.
+        An idle loop asks every two seconds, one that publishes at a third of its lease."""
+        return max((clock() - shard.loop.heard_at for shard in self._shards), default=0.0)
+
+    @property
+    def lease(self) -> float:
+        """Of a claim, seconds."""
+        return self._settings.lease
+
     def __enter__(self) -> Releaser:
         self.start()
         return self
@@ -173,6 +191,7 @@ class _Shard:
         publishing: threading.Lock,
         settings: ReleaseSettings,
         stats: ReleaserStats,
+        observers: Observers,
         name: str,
         *,
         first: bool,
@@ -189,7 +208,15 @@ class _Shard:
         self._renewing = threading.Lock()
         self._in_publish = False
         self._resubscribe = False
-        self.loop = ReleaseLoop(keys, Asker.new(name), settings, clock=clock, server_now=queue._verbs.now, stats=stats)
+        self.loop = ReleaseLoop(
+            keys,
+            Asker.new(name),
+            settings,
+            clock=clock,
+            server_now=queue._verbs.now,
+            stats=stats,
+            observers=observers,
+        )
 
     def stop(self) -> None:
         self.loop.stop()

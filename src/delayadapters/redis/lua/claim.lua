@@ -10,7 +10,7 @@
 -- were published ('' for none).
 -- Returns {msgpack {now, head or -1, next lease deadline or -1, watch: 1 ours | 0 not asked | -milliseconds left of
 -- somebody else's, deadline of the batch, acked, requeued, direct, greatest lateness of those, script time in
--- microseconds}, msgpack notes {{id, what, reason}, ...}, {entry, ...}, {record, ...}}.
+-- microseconds, {bucket, jobs, microseconds late together, ...} of the direct ones}, msgpack notes {{id, what, reason}, ...}, {entry, ...}, {record, ...}}.
 -- Strikes off loops not heard of for a day: processes that were killed.
 local function sweep_loops(at)
   if redis.call('HLEN', loops) < 8 then return end
@@ -26,6 +26,7 @@ end
 
 local at = clock()
 local notes, requeued, direct, latest, acked = {}, 0, 0, 0, 0
+local late_direct = {}
 local taken, records, deadline = {}, {}, 0
 local mine = redis.call('HGET', loops, owner)
 -- A key of another type must show itself before the first write.
@@ -40,7 +41,7 @@ local worked = false
 
 -- A request that a slow network brings after a later one of the same loop: nobody waits for its answer any more.
 if overtaken(last_call) then
-  return { cmsgpack.pack({ at, -1, -1, 0, 0, 0, 0, 0, 0, 0 }), cmsgpack.pack({}), {}, {} }
+  return { cmsgpack.pack({ at, -1, -1, 0, 0, 0, 0, 0, 0, 0, {} }), cmsgpack.pack({}), {}, {} }
 end
 if last_call == call then
   -- The reply to this very request was lost: the acks are done, and the batch is still ours where nobody took it.
@@ -149,7 +150,7 @@ else
       end
       count_up('direct', direct)
       count_up('failed', #failed)
-      write_late()
+      late_direct = write_late()
     end
     if #taken > 0 then
       deadline = new_deadline(at, tonumber(length))
@@ -190,6 +191,6 @@ count_up('dead', died)
 count_up('dropped', dropped)
 if not mine then sweep_loops(at) end
 return {
-  cmsgpack.pack({ at, head or -1, expires or -1, watching, deadline, acked, requeued, direct, latest, spent }),
+  cmsgpack.pack({ at, head or -1, expires or -1, watching, deadline, acked, requeued, direct, latest, spent, late_direct }),
   cmsgpack.pack(notes), taken, records,
 }
