@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-__all__ = ["QUESTIONS", "Finding", "look"]
+__all__ = ["QUESTIONS", "Finding", "Gravity", "look"]
 
 QUESTIONS: Final[tuple[tuple[str, ...], ...]] = (("INFO",), ("CONFIG", "GET", "save"), ("TIME",))
 """The commands whose replies :func:`look` takes, in this order."""
@@ -18,13 +18,26 @@ OLDEST: Final = (6, 2)
 CLOCK_TOLERANCE: Final = 1.0
 """Seconds by which the server's clock and ours may differ. Relative delays do not care; absolute times do."""
 
+Gravity = Literal["problem", "warning"]
+"""``problem``: jobs can be lost, or are not released. ``warning``: they can be late, or fewer than all are safe."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``code`` is stable, for programs: eviction, persistence, version, clock, replica."""
+    """``code`` is stable, for programs: eviction, persistence, version, clock, replica (``doctor`` has more).
+
+    ``meaning`` says what is so and what follows from it, ``remedy`` what to type or do.
+    """
 
     code: str
-    text: str
+    meaning: str
+    remedy: str
+    gravity: Gravity = "problem"
+
+    @property
+    def text(self) -> str:
+        """Both, for a log line."""
+        return f"{self.meaning}. {self.remedy}"
 
 
 def look(replies: tuple[Any, Any, Any], local_time: float) -> list[Finding]:
@@ -37,7 +50,7 @@ def look(replies: tuple[Any, Any, Any], local_time: float) -> list[Finding]:
         found += _persistence(info, save)
         if info.get("role") in ("slave", "replica"):
             found.append(
-                Finding("replica", "this server is a replica: nothing can be released there; connect to the primary")
+                Finding("replica", "this server is a replica: nothing can be released there", "Connect to the primary")
             )
     if clock is not None:
         offset = float(clock[0]) + float(clock[1]) / 1e6 - local_time
@@ -47,7 +60,9 @@ def look(replies: tuple[Any, Any, Any], local_time: float) -> list[Finding]:
                     "clock",
                     f"the Redis server's clock is {abs(offset):.1f} s "
                     f"{'ahead of' if offset > 0 else 'behind'} this machine's; "
-                    "absolute times (at=, eta=) are off by as much. Synchronise both (NTP)",
+                    "absolute times (at=, eta=) are off by as much",
+                    "Synchronise both (NTP)",
+                    "warning",
                 )
             )
     return found
@@ -57,9 +72,8 @@ def _version(text: str) -> list[Finding]:
     parts = re.match(r"(\d+)\.(\d+)", text)
     if parts is None or (int(parts[1]), int(parts[2])) >= OLDEST:
         return []
-    return [
-        Finding("version", f"Redis {text} is too old: delayed jobs need 6.2 or later (GETEX, ZMSCORE, ZRANGE BYSCORE)")
-    ]
+    meaning = f"Redis {text} is too old: delayed jobs need commands of 6.2 (GETEX, ZMSCORE, ZRANGE BYSCORE)"
+    return [Finding("version", meaning, "Upgrade to Redis 6.2 or later, or Valkey")]
 
 
 def _eviction(policy: str) -> list[Finding]:
@@ -68,7 +82,7 @@ def _eviction(policy: str) -> list[Finding]:
     return [
         Finding(
             "eviction",
-            f"maxmemory-policy is {policy}: Redis may delete waiting jobs when memory is short. "
+            f"maxmemory-policy is {policy}: Redis may delete waiting jobs when memory is short",
             "CONFIG SET maxmemory-policy noeviction",
         )
     ]
@@ -80,13 +94,11 @@ def _persistence(info: Mapping[str, Any], save: Any) -> list[Finding]:
     points = _value(save)
     if points is None:  # may not ask for the configuration
         return []
+    remedy = "CONFIG SET appendonly yes"
     if points == "":
-        text = "no persistence: a restart of Redis loses every waiting job. CONFIG SET appendonly yes"
-        return [Finding("persistence", text)]
-    text = (
-        f"snapshots only (save {points}): a crash of Redis loses the jobs since the last one. CONFIG SET appendonly yes"
-    )
-    return [Finding("persistence", text)]
+        return [Finding("persistence", "no persistence: a restart of Redis loses every waiting job", remedy)]
+    meaning = f"snapshots only (save {points}): a crash of Redis loses the jobs since the last one"
+    return [Finding("persistence", meaning, remedy, "warning")]
 
 
 def _value(save: Any) -> str | None:

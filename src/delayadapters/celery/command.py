@@ -14,7 +14,7 @@ import click
 from celery.bin.base import LOG_LEVEL, CeleryCommand, CeleryOption, handle_preload_options
 
 from . import panel  # noqa: F401
-from .steer import add_commands
+from .steer import add_commands, sit_down_at_celery
 
 __all__ = ["delay"]
 
@@ -29,6 +29,7 @@ _option = partial(click.option, cls=CeleryOption, help_group="Release")
 @handle_preload_options
 def delay(ctx: click.Context, **_: Any) -> None:
     """Delayed tasks that wait in Redis (delayadapters)."""
+    sit_down_at_celery(ctx)
 
 
 @delay.command(name="run", cls=CeleryCommand)

@@ -87,8 +87,8 @@ def _send_event(state: Any, task_id: str) -> None:
 @inspect_command(signature="[N=10]", args=[("limit", int)])
 def delayed(state: Any, limit: int = 10, **_: Any) -> dict[str, Any]:
     """Tasks that wait in the delay queue: numbers, and the first N."""
+    from ..views import job_view, stats_view
     from .fixup import installed
-    from .views import job_view, stats_view
 
     if installed(state.app) is None:
         return {"error": "delayadapters is not installed in this app"}

@@ -1,42 +1,14 @@
-"""Jobs and numbers as plain values, for ``--json`` and for remote control."""
+"""What a stored message says, as plain values; for what every job has see :mod:`delayadapters.views`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..due import from_micros
 from ..errors import DelayError
-from ..jobs import Job, Stats
+from ..jobs import Job
 from .message import Message
 
-__all__ = ["job_view", "message_view", "stats_view"]
-
-
-def stats_view(name: str, stats: Stats) -> dict[str, Any]:
-    """The queue in numbers."""
-    return {
-        "queue": name,
-        "waiting": stats.waiting,
-        "due": stats.due,
-        "leased": stats.leased,
-        "dead": stats.dead,
-        "next_due": None if stats.next_due is None else from_micros(stats.next_due).isoformat(),
-        "oldest_overdue": stats.oldest_overdue,
-    }
-
-
-def job_view(job: Job) -> dict[str, Any]:
-    """A job without its payload."""
-    return {
-        "id": job.id,
-        "task": job.meta.get("task"),
-        "queue": job.meta.get("queue"),
-        "due": job.due_at.isoformat(),
-        "state": job.state.value,
-        "attempts": job.attempts,
-        "requeues": job.requeues,
-        "reason": job.reason,
-    }
+__all__ = ["message_view"]
 
 
 _SHOWN = (

@@ -21,7 +21,7 @@ from importlib import resources
 
 from .keys import ShardKeys
 
-__all__ = ["Script", "load"]
+__all__ = ["Script", "commands_of", "load", "names"]
 
 _HEAD = re.compile(r"^-- (keys|args|include):(.*)$", re.MULTILINE)
 _CALLED = re.compile(r"redis\.p?call\('([A-Z]+)'")
@@ -104,6 +104,18 @@ def _rights(parts: Iterable[str]) -> str:
     used = sorted({name for part in parts for name in _CALLED.findall(part)} - _OPTIONAL)
     names = ", ".join(f"'{name}'" for name in used)
     return _RIGHTS.replace("NAMES", names)
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Every script of the core."""
+    folder = resources.files("delayadapters.redis") / "lua"
+    return tuple(sorted(file.name[:-4] for file in folder.iterdir() if file.name.endswith(".lua")))
+
+
+def commands_of(name: str) -> frozenset[str]:
+    """The Redis commands, in lower case, that a script of the core runs; those of jobs' own releases excepted."""
+    return frozenset(word.lower() for word in _CALLED.findall(load(name).text.decode()))
 
 
 def _strip(source: str) -> str:

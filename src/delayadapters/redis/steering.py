@@ -29,6 +29,7 @@ __all__ = [
     "beyond",
     "disagreements",
     "falling_due",
+    "orphans",
     "restore",
     "server_time",
     "steer_ids",
@@ -262,3 +263,51 @@ def _inspect(keys: ShardKeys, which: str, at: int, count: int) -> Call[tuple[int
 
     script = load("inspect")
     return Call(script, *script.bind(keys, which=which, start=at, count=count), parse, keys)
+
+
+def orphans(verbs: Verbs, limit: int) -> Steps[list[str]]:
+    """Ids of records that no entry has, among the first ``limit`` of each shard.
+
+    HSCAN by the fifty, and of what looks like one a second look: an entry may have moved between two sets meanwhile.
+    """
+    found: list[str] = []
+    for keys in verbs.shards:
+        cursor, seen = b"0", 0
+        while seen < limit:
+            cursor, fields = yield _scan(keys, cursor)
+            seen += len(fields)
+            for entry in [entry for entry in fields if entry is not None]:
+                if not (yield _is_there(keys, entry)):
+                    job = yield commands.get(keys, entry[6:])
+                    if job is None and (yield _has_record(keys, entry)):
+                        found.append(records.id_of(entry))
+            if cursor in (b"0", 0, "0"):
+                break
+    return found
+
+
+def _scan(keys: ShardKeys, cursor: Any) -> Plain[tuple[Any, list[bytes | None]]]:
+    """Entries by their records' fields; None for the lists of an id's further entries."""
+
+    def parse(replies: list[Any]) -> tuple[Any, list[bytes | None]]:
+        following, content = replies[0]
+        pairs = content.items() if isinstance(content, dict) else zip(content[::2], content[1::2], strict=True)
+        return following, [_entry_of(field, record) for field, record in pairs]
+
+    return Plain([("HSCAN", keys.entries, cursor, "COUNT", 50)], parse, keys)
+
+
+def _entry_of(field: bytes, record: bytes) -> bytes | None:
+    if field[:1] == b"\xff":
+        return None
+    return field[1:] if field[:1] == b"\xfe" else record[1:7] + field
+
+
+def _is_there(keys: ShardKeys, entry: bytes) -> Plain[bool]:
+    asked: list[tuple[bytes | str | int, ...]] = [("ZSCORE", key, entry) for key in (keys.due, keys.leased, keys.dead)]
+    return Plain(asked, lambda replies: any(reply is not None for reply in replies), keys)
+
+
+def _has_record(keys: ShardKeys, entry: bytes) -> Plain[bool]:
+    field = b"\xfe" + entry if entry[5] % 2 else entry[6:]
+    return Plain([("HGET", keys.entries, field)], lambda replies: (replies[0] or b"")[1:7] == entry[:6], keys)

@@ -17,7 +17,8 @@ from celery.bin.celery import celery
 from celery.contrib.testing.worker import start_worker
 from click.testing import CliRunner, Result
 
-from delayadapters.celery.steer import Moment, find_jobs
+from delayadapters.cli.desk import Moment
+from delayadapters.cli.selecting import Filter, find
 from delaytests import wait_until
 from delaytests.server import free_port
 
@@ -68,7 +69,7 @@ def test_status(app: Celery, delay: Callable[..., Result]) -> None:
     die(app, "b")
     shown = delay("status")
     assert shown.exit_code == 0
-    rows = dict(line.split(None, 1) for line in shown.output.splitlines() if not line.startswith((" ", "being")))
+    rows = dict(line.split(None, 1) for line in shown.output.splitlines() if line.startswith(("waiting", "dead")))
     assert (rows["waiting"], rows["dead"]) == ("1", "1")
     assert max(map(len, shown.output.splitlines())) <= 80
     view = json.loads(delay("status", "--json").output)
@@ -112,13 +113,13 @@ def test_ls_pages_filters_and_windows(app: Celery, delay: Callable[..., Result])
 
 
 def test_a_page_of_matches_ends_with_the_last_one_shown(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayadapters.celery.steer._PAGE", 4)
+    monkeypatch.setattr("delayadapters.cli.selecting.PAGE", 4)
     for n in range(20):
         later(app, 100 + n, f"id-{n:02}", "a" if n % 3 else "b")
     seen: list[str] = []
     cursor = None
     while True:
-        jobs, cursor = find_jobs(app.delayadapters, "a", limit=5, cursor=cursor)
+        jobs, cursor = find(app.delayadapters, Filter("a"), 5, cursor)
         seen += [job.id for job in jobs]
         if cursor is None:
             break
@@ -158,6 +159,15 @@ def test_cancel(app: Celery, delay: Callable[..., Result]) -> None:
     assert json.loads(done.output) == [{"id": "d", "outcome": "cancelled"}, {"id": "x", "outcome": "not_found"}]
 
 
+def test_cancel_by_filter_tells_the_result_backend_of_each(app: Celery, delay: Callable[..., Result]) -> None:
+    for one in "abc":
+        later(app, 60, one, "note" if one != "c" else "other")
+    assert "2 tasks would be cancelled" in delay("cancel", "--task", "note", "--dry-run").output
+    assert delay("cancel", "--task", "note", "--yes").output == "2 tasks cancelled\n"
+    assert [app.AsyncResult(one).state for one in "abc"] == ["REVOKED", "REVOKED", "PENDING"]
+    assert [job.id for job in app.delayadapters.jobs().jobs] == ["c"]
+
+
 def test_cancel_of_what_is_being_released(app: Celery, delay: Callable[..., Result]) -> None:
     later(app, 60, "a")
     app.delayadapters.release_now("a")
@@ -182,7 +192,7 @@ def test_reschedule_and_release_now(app: Celery, delay: Callable[..., Result]) -
     assert delay("reschedule", "a", "--eta", "2100-01-01T00:00:00Z").exit_code == 0
     for wrong in ([], ["--countdown", "1", "--eta", "1h"], ["--eta", "soon"], ["--countdown", "x"]):
         assert delay("reschedule", "a", *wrong).exit_code == 2
-    assert delay("reschedule", "a", "--countdown", "nan").exit_code == 1
+    assert delay("reschedule", "a", "--countdown", "nan").exit_code == 2
     assert delay("release-now", "a").exit_code == 0
     assert due() <= datetime.now(UTC) + timedelta(seconds=1)
     assert delay("release-now", "b").exit_code == 1
