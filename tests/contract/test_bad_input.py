@@ -148,6 +148,12 @@ async def test_another_limit_or_none(make):
     assert len((await free.get("large")).payload) == (1 << 20) + 1
 
 
+@pytest.mark.parametrize("value", ["x", -1, 1.5, True], ids=str)
+async def test_a_limit_that_is_none(make, value):
+    with pytest.raises(ValueError, match="max_payload"):
+        make(max_payload=value)
+
+
 # -------------------------------------------------------------------------------------------------------- id
 
 BAD_IDS = [

@@ -7,12 +7,6 @@ import pytest
 from delayadapters import AsyncReleaser, DelayQueue, Payload, Releaser
 
 
-@pytest.mark.parametrize("value", ["x", -1, 1.5, True], ids=str)
-def test_max_payload(redis_client, value):
-    with pytest.raises(ValueError, match="max_payload"):
-        DelayQueue(redis_client, max_payload=value)
-
-
 @pytest.mark.parametrize("value", ["1", 0, -1, True], ids=str)
 def test_wait_timeout(redis_client, value):
     with pytest.raises(ValueError, match="wait_timeout"):

@@ -404,7 +404,8 @@ def test_memory_agrees_with_the_model() -> None:
         return BlockingFace(MemoryDelayQueue(clock=clock.seconds))
 
     def left(queue: BlockingFace) -> Any:
-        return queue.wrapped._by_id or queue.wrapped._leased or queue.wrapped._dead
+        entries = queue.wrapped._entries
+        return any(map(entries.known, IDS)) or entries.leased or entries.dead
 
     run_state_machine_as_test(
         lambda: Machine(make, left, requeues_all=True),

@@ -202,13 +202,15 @@ async def test_only_one_of_many_consumers_runs_for_one_job():
     clock = ManualClock()
     resumed = 0
 
-    class Counting(MemoryDelayQueue):
-        def _expire(self, now):
-            nonlocal resumed
-            resumed += 1
-            super()._expire(now)
+    queue = MemoryDelayQueue(clock=clock)
+    expire = queue._entries.expire
 
-    queue = Counting(clock=clock)
+    def counting(now):
+        nonlocal resumed
+        resumed += 1
+        expire(now)
+
+    queue._entries.expire = counting
     async with waiting(queue, 10) as tasks:
         before = resumed
         for n in range(50):
@@ -493,7 +495,7 @@ async def test_stale_places_do_not_pile_up(queue):
         await queue.reschedule("a", delay=1000 + n)
         await queue.schedule(b"", delay=2000, id="b")
         await queue.cancel("b")
-    assert len(queue._due) < 200
+    assert queue._entries.places < 200
     assert [job.id for job in (await queue.jobs()).jobs] == ["a"]
 
 
@@ -503,7 +505,7 @@ async def test_stale_leases_do_not_pile_up(queue, clock):
     for _ in range(2000):
         clock.advance(1)
         claims = await queue.renew(claims, lease=30)
-    assert len(queue._leases) < 200
+    assert queue._entries.places < 200
     assert await queue.ack(claims) == 1
 
 
@@ -535,10 +537,10 @@ async def test_nothing_is_kept_of_jobs_that_are_gone(queue, clock):
         await queue.discard(job.id)
     while (await queue.stats()).waiting:
         await queue.get()
-    assert not queue._by_id
-    assert not queue._leased
-    assert not queue._dead
-    assert len(queue._due) + len(queue._leases) < 2100
+    assert not queue._entries.leased
+    assert not queue._entries.dead
+    assert not any(queue._entries.known(str(n)) for n in range(3000))
+    assert queue._entries.places < 2100
     await queue.purge()
     assert not queue._released
 
