@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "queues": ("delayadapters.cli.finding:queues", "The delay queues of this Redis."),
     "export": ("delayadapters.cli.moving:export", "Write the waiting jobs as JSON lines."),
     "import": ("delayadapters.cli.moving:import_", "Take in jobs that were exported."),
+    "metrics": ("delayadapters.metrics.command:metrics", "Serve the queue's metrics for Prometheus."),
     "arq": ("delayadapters.arq.command:arq", "Run an arq worker whose deferred jobs are on time."),
     "arq-migrate": ("delayadapters.arq.command:arq_migrate", "Take over jobs that arq itself has deferred."),
 }
