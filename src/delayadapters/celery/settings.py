@@ -8,6 +8,8 @@
 ``delayadapters_on_unavailable``      ``"raise"`` (default) or ``"native"``: what becomes of a delayed task while the
                                       delay Redis refuses it
 ``delayadapters_embed``               run a release loop in each worker (default true)
+``delayadapters_metrics_port``        where a worker's release loop serves metrics (default: nowhere), see :mod:`.metrics`
+``delayadapters_metrics_host``        the address to listen on (default 127.0.0.1)
 ``delayadapters_direct``              release inside Redis where the broker is that Redis, see :mod:`.direct` (default
                                       true)
 ====================================  ================================================================================
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from celery import Celery
+from celery.app.base import PendingConfiguration
 from celery.exceptions import ImproperlyConfigured
 
 from .places import RedisPlace, backend_place, broker_database, broker_place, place_of_setting
@@ -53,7 +56,8 @@ class Settings:
         ``conf.get`` would find the same, but takes 5 µs to find nothing, and this is asked for every delayed task.
         """
         conf = self._app.conf
-        if not self._app.configured:  # it is read when first asked for something
+        # It is read when first asked for something. (app.configured is true already while another thread reads it.)
+        if isinstance(conf.maps[0], PendingConfiguration):
             conf.finalize()
         spellings = _spellings(name, conf.prefix)
         for mapping in conf.maps[:-1]:  # the last one holds Celery's defaults

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -369,6 +370,30 @@ def test_settings_have_the_apps_namespace_in_either_case() -> None:
     assert Settings(plain).name == "first"
     plain.conf.update(delayadapters_name="second")
     assert Settings(plain).name == "second"
+
+
+def test_a_configuration_which_another_thread_is_reading_is_waited_for() -> None:
+    """Celery reads it at first use, in whichever thread that is; a web server's first requests come together."""
+    app = Celery(set_as_current=False)
+    app.conf.update(broker_url="memory://", delayadapters_redis_url="redis://h/1")
+    prepare, reading, go_on = app.prepare_config, threading.Event(), threading.Event()
+
+    def slow(conf: Any) -> Any:
+        if not reading.is_set():
+            reading.set()
+            assert go_on.wait(20)
+        return prepare(conf)
+
+    app.prepare_config = slow
+    other = threading.Thread(target=lambda: app.conf.broker_url)
+    other.start()
+    try:
+        assert reading.wait(20)
+        threading.Timer(0.3, go_on.set).start()
+        assert Settings(app).redis.url == "redis://h/1"
+    finally:
+        go_on.set()
+        other.join()
 
 
 @pytest.mark.parametrize(

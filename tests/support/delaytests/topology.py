@@ -37,17 +37,20 @@ def _raw_info(client: redis.Redis) -> bytes:
 
 
 class Sentinel:
-    """One Sentinel that watches ``primary`` under the name ``mine``; a context manager."""
+    """One Sentinel that watches ``primary`` under the name ``mine``; a context manager.
+
+    ``down_after``: milliseconds of silence after which it puts a replica in the primary's place.
+    """
 
     name = "mine"
 
-    def __init__(self, primary: RedisServer, binary: Path) -> None:
+    def __init__(self, primary: RedisServer, binary: Path, *, down_after: int = 60_000) -> None:
         self.port = free_port()
         config = primary.folder / f"sentinel-{self.port}.conf"
         config.write_text(
             f"port {self.port}\nbind 127.0.0.1\ndir {primary.folder}\n"
             f"sentinel monitor {self.name} 127.0.0.1 {primary.port} 1\n"
-            f"sentinel down-after-milliseconds {self.name} 60000\n"
+            f"sentinel down-after-milliseconds {self.name} {down_after}\n"
         )
         self._command = [str(binary), str(config), "--sentinel"]
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,6 +66,12 @@ class Sentinel:
                 return bool(probe.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name))
             except redis.exceptions.ConnectionError:
                 return False
+
+    def replicas(self) -> int:
+        """How many replicas it has found."""
+        with redis.Redis(port=self.port, socket_timeout=2) as probe:
+            answer: Any = probe.execute_command("SENTINEL", "REPLICAS", self.name)
+            return len(answer)
 
     def __exit__(self, *_: object) -> None:
         assert self._process is not None
