@@ -287,7 +287,7 @@ class DelayWorker(Worker):
             (payload, tries, limit), score = await pipe.execute()
         if payload is None or score is None or pool.expires_extra_ms <= 0:
             return False  # expired while it ran, or ended elsewhere: arq records it
-        left = max(0, due_ms - timestamp_ms() + 1)
+        left = self._left(job_id, due_ms)
         job = Deferred(
             self._function_of(payload),
             self.queue_name,
@@ -311,6 +311,11 @@ class DelayWorker(Worker):
                 pipe.execute_command(*command)
             await pipe.execute()
         return True
+
+    def _left(self, job_id: str, due_ms: int) -> int:
+        """How many milliseconds a retry waits from now on, by this machine's clock; never too few."""
+        left: int = max(0, due_ms - timestamp_ms() + 1)
+        return left
 
     def _function_of(self, payload: bytes) -> str:
         from arq.jobs import deserialize_job_raw
