@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final, Protocol
 from weakref import WeakMethod
 
-from .due import Delay, seconds_to_micros, to_micros
+from .due import Delay, from_micros, seconds_to_micros, to_micros
 
 __all__ = ["Clock", "InjectedClock", "ManualClock", "SystemClock"]
 
@@ -96,6 +96,7 @@ class ManualClock:
         else:
             self._micros = seconds_to_micros(start, "start")
         self._moved: list[WeakMethod[Callable[[], None]]] = []
+        self._followers: list[Callable[[datetime], object]] = []
 
     def __call__(self) -> float:
         return self._micros / 1_000_000
@@ -105,16 +106,30 @@ class ManualClock:
         """Microseconds since the epoch."""
         return self._micros
 
+    def now(self) -> datetime:
+        """Now, as an aware UTC datetime."""
+        return from_micros(self._micros)
+
     def advance(self, seconds: Delay) -> None:
         """Moves the clock, exactly to the microsecond, and tells the queues built on it: whoever waits for a job that
         is due now gets it at the event loop's next turn. A negative value sets the clock back."""
         self._micros += seconds_to_micros(seconds, "seconds")
+        for follower in self._followers:
+            follower(self.now())
         for reference in list(self._moved):
             moved = reference()
             if moved is None:
                 self._moved.remove(reference)
             else:
                 moved()
+
+    def follow(self, move_to: Callable[[datetime], object]) -> None:
+        """Keeps another clock in step: calls ``move_to`` with the time, now and after each :meth:`advance`.
+
+        The ``move_to`` of a time-machine or freezegun traveller is one: then ``datetime.now()`` is this clock's time.
+        """
+        move_to(self.now())
+        self._followers.append(move_to)
 
     def notify(self, moved: Callable[[], None]) -> None:
         """Calls the bound method ``moved`` after each :meth:`advance`, for as long as its object lives."""

@@ -17,7 +17,7 @@ from arq.connections import create_pool as arq_create_pool
 from arq.constants import default_queue_name as arq_queue_name
 from arq.constants import expires_extra_ms as arq_expires_extra_ms
 from arq.jobs import Deserializer, JobDef, Serializer, deserialize_job, serialize_job
-from arq.utils import timestamp_ms, to_ms, to_unix_ms
+from arq.utils import to_ms, to_unix_ms
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import RedisError
@@ -171,6 +171,10 @@ class DelayArqRedis(ArqRedis):
             self._clock_offset = (offset, after)
         return (time.time() + offset) * 1000
 
+    def local_micros(self) -> int:
+        """This machine's clock, microseconds since the epoch."""
+        return time.time_ns() // 1000
+
     # ------------------------------------------------------------ enqueue
 
     async def enqueue_job(
@@ -225,8 +229,9 @@ class DelayArqRedis(ArqRedis):
         queue = self.default_queue_name if _queue_name is None else _queue_name
         job_id = _job_id or uuid4().hex
         expires = _expires_ms(_expires)
-        now = timestamp_ms()
-        wait = Wait.of(_defer_until, _defer_by)
+        micros = self.local_micros()
+        now = micros // 1000
+        wait = Wait.of(_defer_until, _defer_by, micros)
         payload = serialize_job(function, args, kwargs, _job_try, now, serializer=self.job_serializer)
         if wait is None and _if_exists == "keep":
             score = to_unix_ms(_defer_until) if _defer_until is not None else now + min(0, to_ms(_defer_by) or 0)
@@ -436,8 +441,9 @@ class Wait:
         self.at = at
 
     @classmethod
-    def of(cls, until: datetime | None, by: Seconds | None) -> Wait | None:
-        """None: not deferred (or due already). A naive ``until`` is local time, as in arq."""
+    def of(cls, until: datetime | None, by: Seconds | None, now: int) -> Wait | None:
+        """None: not deferred (or due already, ``now`` being microseconds since the epoch). A naive ``until`` is local
+        time, as in arq."""
         if until is not None:
             if not isinstance(until, datetime):
                 raise TypeError(f"_defer_until must be a datetime, got {until!r}")
@@ -445,11 +451,11 @@ class Wait:
             micros = to_micros(until)
             if micros > LATEST_DUE:
                 raise ValueError(f"_defer_until={until!r} is later than the year 2250")
-            return cls(None, until) if micros > time.time_ns() // 1000 else None
+            return cls(None, until) if micros > now else None
         if by is None:
             return None
         micros = seconds_to_micros(by, "_defer_by")
-        if time.time_ns() // 1000 + micros > LATEST_DUE:
+        if now + micros > LATEST_DUE:
             raise ValueError(f"_defer_by={by!r} would be due later than the year 2250")
         return cls(timedelta(microseconds=micros), None) if micros > 0 else None
 

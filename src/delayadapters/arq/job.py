@@ -74,7 +74,7 @@ class DelayJob(Job):
             if native is not JobStatus.not_found:
                 return native
             if waiting is not None:
-                return JobStatus.deferred if waiting.due > timestamp_ms() * 1000 else JobStatus.queued
+                return JobStatus.deferred if waiting.due > self._redis.local_micros() else JobStatus.queued
         return JobStatus.not_found
 
     async def info(self) -> JobDef | None:

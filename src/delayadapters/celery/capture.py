@@ -23,7 +23,7 @@ from kombu.entity import Exchange, maybe_delivery_mode
 from kombu.serialization import dumps
 from kombu.utils.encoding import str_to_bytes
 
-from .message import DUE_HEADER, Message, pack_entity
+from .message import DUE_HEADER, Message, pack_entity, without_due
 
 __all__ = ["Capture", "capture_message"]
 
@@ -35,8 +35,8 @@ _NO_ERRORS: Final[tuple[type[BaseException], ...]] = ()
 class Capture:
     """One captured publish: a ``kombu.Producer`` as far as ``send_task`` can see.
 
-    ``store`` receives the message, once; what it raises, ``send_task`` raises. ``eta`` (ISO 8601) is what signals and
-    the ``task-sent`` event show as the task's eta, as they would natively.
+    ``store`` receives the message, once; what it raises, ``send_task`` raises. ``eta`` (ISO 8601, or None) is what
+    signals and the ``task-sent`` event show as the task's eta, as they would natively.
     """
 
     serializer = None
@@ -44,7 +44,7 @@ class Capture:
     auto_declare = False
 
     def __init__(
-        self, app: Celery, producer: Any | None, eta: str, store: Callable[[Capture, Any, dict[str, Any]], None]
+        self, app: Celery, producer: Any | None, eta: str | None, store: Callable[[Capture, Any, dict[str, Any]], None]
     ) -> None:
         self.app = app
         self.eta = eta
@@ -109,7 +109,7 @@ class _Connection:
         return getattr(self._capture.real().connection, name)
 
 
-def show_eta(body: Any, options: dict[str, Any], eta: str) -> None:
+def show_eta(body: Any, options: dict[str, Any], eta: str | None) -> None:
     """Put the eta where Celery's message protocols have it (1: the body, 2: the headers)."""
     if isinstance(body, dict) and "eta" in body:
         body["eta"] = eta
@@ -119,8 +119,9 @@ def show_eta(body: Any, options: dict[str, Any], eta: str) -> None:
 
 def without_due_header(headers: Any) -> Any:
     """The headers less ours: a retry passes on what its message came with (Context.as_execution_options)."""
-    if headers and DUE_HEADER in headers:
-        return {key: value for key, value in headers.items() if key != DUE_HEADER}
+    own = headers.get("headers") if headers else None
+    if headers and (DUE_HEADER in headers or (isinstance(own, dict) and DUE_HEADER in own)):
+        return without_due(headers)
     return headers
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -45,6 +45,11 @@ FIXUP: Final = "delayadapters.celery.fixup:fixup"
 RELEASE_STEP: Final = "delayadapters.celery.hosting:ReleaseStep"
 NATIVE_TASKS: Final = frozenset({"celery.chord_unlock"})
 """Celery's own polls, a second apart: a round through Redis gains nothing."""
+
+
+def wall_clock() -> int:
+    """Microseconds since the epoch."""
+    return time.time_ns() // 1_000
 
 
 def install(app: Celery) -> None:
@@ -92,7 +97,9 @@ class DelayFixup:
         self._direct = DirectRelease(app)
         self._uris: tuple[Any, frozenset[str]] | None = None
         self._known: tuple[frozenset[str], Any, bool] | None = None
-        self._instance_send_task = vars(app).get("send_task")
+        self._clock = wall_clock
+        self._stands_in = False
+        self._instance_send_task: Callable[..., Any] | None = vars(app).get("send_task")
         app._delayadapters = self
         app.send_task = self.send_task
         app.producer_or_acquire = self.producer_or_acquire
@@ -112,6 +119,20 @@ class DelayFixup:
                 if self._queue is None:
                     self._queue = make_queue(self.app)
         return self._queue
+
+    def stand_in(
+        self,
+        queue: TaskQueue | None,
+        clock: Callable[[], int] = wall_clock,
+        send_task: Callable[..., Any] | None = None,
+    ) -> None:
+        """Lets every delayed task wait in ``queue``, one by one; None: in Redis again. For delayadapters.testing.
+
+        ``clock``: whose time it is, microseconds since the epoch. ``send_task``: in place of Celery's own.
+        """
+        self._queue, self._clock, self._pid = queue, clock, os.getpid()
+        self._stands_in, self._instance_send_task = queue is not None, send_task
+        self._direct = DirectRelease(self.app)
 
     @property
     def direct(self) -> DirectRelease:
@@ -149,7 +170,7 @@ class DelayFixup:
     def producer_or_acquire(self, producer: Any = None) -> Any:
         """``Celery.producer_or_acquire``; around the sending of a group, its delayed tasks are stored in batches."""
         context = type(self.app).producer_or_acquire(self.app, producer)
-        if not sends_a_group(sys._getframe(1)) or current(producer) is not None:
+        if self._stands_in or not sends_a_group(sys._getframe(1)) or current(producer) is not None:
             return context
         # The way back to Celery's own countdown is each task's own, and so is its error.
         return context if self.settings.native_when_unavailable else Gathering(self.queue, context)
@@ -166,9 +187,9 @@ class DelayFixup:
         none; an eta may be an ISO 8601 string; a naive one is UTC.
         """
         countdown, eta = options.get("countdown"), options.get("eta")
-        if not (countdown or eta) or name in NATIVE_TASKS:
+        if not (countdown or eta) or (name in NATIVE_TASKS and not self._stands_in):
             return None
-        now = time.time_ns() // 1_000
+        now = self._clock()
         if countdown:
             if isinstance(countdown, bool):
                 countdown = int(countdown)

@@ -10,7 +10,7 @@ from taskiq.kicker import AsyncKicker
 
 from ..jobs import IfExists
 from ..redis.commands import NO_EXTRAS, Extras
-from .labels import DELAY_LABELS, DELAY_UNTIL, RETRIES
+from .labels import DELAY_LABELS, DELAY_UNTIL, RETRIES, X_DELAY
 from .middleware import DelayMiddleware, Override, override
 
 __all__ = ["DelayScheduleSource", "middleware_of"]
@@ -86,8 +86,13 @@ class DelayScheduleSource(ScheduleSource):
         # Nobody knows the schedule id of SmartRetryMiddleware's retries; their task's id, its owner does.
         job_id = task_id if retry else schedule.schedule_id
         if_exists: IfExists = "add" if retry else mode
+        labels["schedule_id"] = schedule.schedule_id
+        if retry:
+            # SmartRetryMiddleware has just added its delay to this machine's clock. The delay is what counts.
+            labels[X_DELAY] = max(0.0, (time - datetime.now(timezone.utc)).total_seconds())
+        else:
+            labels[DELAY_UNTIL] = time
         # Not with_labels(): a datetime label is as good as a float, but not to its type hints.
-        labels |= {"schedule_id": schedule.schedule_id, DELAY_UNTIL: time}
         kicker: AsyncKicker[Any, Any] = AsyncKicker(schedule.task_name, self.middleware.broker, labels)
         token = override.set(Override(task_id, job_id, if_exists, extras))
         try:
