@@ -6,6 +6,7 @@ import asyncio
 import logging.config
 import os
 import sys
+from dataclasses import replace
 from signal import Signals
 from typing import Any
 
@@ -17,6 +18,7 @@ from arq.worker import check_health
 
 from .client import create_pool
 from .migration import migrate
+from .settings import DelaySettings
 from .worker import create_worker, get_kwargs, run_worker
 
 __all__ = ["arq", "arq_migrate"]
@@ -48,6 +50,12 @@ def _import(path: str) -> Any:
 )
 @click.option("-v", "--verbose", is_flag=True, help="Enable verbose output.")
 @click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve /metrics, /healthz and /readyz there. Default: what DelaySettings say.",
+)
+@click.option("--metrics-host", help="Address to listen on; in a container 0.0.0.0.")
+@click.option(
     "--custom-log-dict", type=str, help="Import path for a dictionary in logdict form, to configure Arq's own logging."
 )
 def arq(
@@ -59,6 +67,8 @@ def arq(
     watch: str | None,
     verbose: bool,
     custom_log_dict: str | None,
+    metrics_port: int | None,
+    metrics_host: str | None,
 ) -> None:
     """Run an arq worker whose deferred jobs are on time.
 
@@ -69,11 +79,22 @@ def arq(
     if check:
         sys.exit(check_health(settings))
     given = {"burst": burst, "burst_deferred": burst_deferred}
-    kwargs = {key: value for key, value in given.items() if value is not None}
+    kwargs: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    address = {"metrics_port": metrics_port, "metrics_host": metrics_host}
+    address = {key: value for key, value in address.items() if value is not None}
+    if address:
+        kwargs["delay_settings"] = _serving(get_kwargs(settings).get("delay_settings"), address)
     if watch:
-        asyncio.run(_watch_reload(watch, settings))
+        asyncio.run(_watch_reload(watch, settings, kwargs))
     else:
         run_worker(settings, **kwargs)
+
+
+def _serving(settings: DelaySettings | None, address: dict[str, Any]) -> DelaySettings:
+    try:
+        return replace(settings or DelaySettings(), **address)
+    except (ImportError, TypeError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _log_config(verbose: bool) -> dict[str, Any]:
@@ -83,7 +104,7 @@ def _log_config(verbose: bool) -> dict[str, Any]:
     return config
 
 
-async def _watch_reload(path: str, settings: Any) -> None:
+async def _watch_reload(path: str, settings: Any, kwargs: dict[str, Any]) -> None:
     """arq/cli.py, ``watch_reload``."""
     try:
         from watchfiles import awatch  # type: ignore[import-not-found]
@@ -97,7 +118,7 @@ async def _watch_reload(path: str, settings: Any) -> None:
         if signal != Signals.SIGUSR1:
             stop_event.set()
 
-    worker = create_worker(settings)
+    worker = create_worker(settings, **{key: kwargs[key] for key in kwargs if key == "delay_settings"})
     tasks = set()
     try:
         worker.on_stop = worker_on_stop

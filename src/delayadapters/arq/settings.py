@@ -23,6 +23,7 @@ from arq.connections import RedisSettings
 from arq.constants import in_progress_key_prefix, job_key_prefix, result_key_prefix, retry_key_prefix
 
 from ..due import lease_micros, seconds_to_micros
+from ..metrics.address import DEFAULT_HOST, check_address
 from ..redis.keys import check_name
 
 __all__ = [
@@ -67,6 +68,11 @@ class DelaySettings:
     """Seconds; with a Redis of its own, how late a job comes when the process that was releasing it dies."""
     timeout: float = 10.0
     """Seconds within which a call has succeeded or raised, retries included."""
+    metrics_port: int | None = None
+    """Workers serve /metrics, /healthz and /readyz there (extra ``metrics``). Workers of one host may name the same
+    port: one of them has it, and tells what they all would."""
+    metrics_host: str = DEFAULT_HOST
+    """The address to listen on; in a container 0.0.0.0."""
 
     def __post_init__(self) -> None:
         if self.redis is not None and not isinstance(self.redis, (str, RedisSettings)):
@@ -79,6 +85,7 @@ class DelaySettings:
         lease_micros(self.lease)
         if seconds_to_micros(self.timeout, "timeout") <= 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {self.timeout!r}")
+        check_address(self.metrics_port, self.metrics_host)
 
 
 def channel(name: str, arq_queue: str) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from arq.connections import log_redis_info
@@ -30,6 +30,9 @@ from .settings import (
     retry_key_prefix,
 )
 from .waking import Listener
+
+if TYPE_CHECKING:
+    from ..metrics.serving import MetricsServer
 
 __all__ = ["DelayWorker", "create_worker", "get_kwargs", "make_releaser", "release_jobs", "run_worker"]
 
@@ -72,6 +75,7 @@ class DelayWorker(Worker):
         self.delay_settings = delay_settings
         self.burst_deferred = burst_deferred
         self.releaser: AsyncReleaser | None = None
+        self.metrics: MetricsServer | None = None
         self._listener: Listener | None = None
         self._wake = asyncio.Event()
         self._told = self._started = False
@@ -338,6 +342,7 @@ class DelayWorker(Worker):
         if settings.embed:
             self.releaser = make_releaser(self.pool)
             await self.releaser.start()
+        self.metrics = serve_metrics(self.pool, self.releaser)
 
     async def _stop_delay(self) -> None:
         """Once, however many wait for it (``main`` ends, and ``close`` is called)."""
@@ -346,6 +351,9 @@ class DelayWorker(Worker):
         await asyncio.shield(self._stopping)
 
     async def _stop_now(self) -> None:
+        if self.metrics is not None:
+            await asyncio.to_thread(self.metrics.stop)
+            self.metrics = None
         if self.releaser is not None:
             await stop_releaser(self.releaser)
         if self._listener is not None:
@@ -379,10 +387,23 @@ async def stop_releaser(releaser: AsyncReleaser) -> None:
 async def release_jobs(redis: DelayArqRedis) -> None:
     """Runs the release loop until cancelled: for a process of your own, where workers do not (``embed=False``)."""
     releaser = make_releaser(redis)
+    metrics = serve_metrics(redis, releaser)
     try:
         await releaser.run()
     finally:
+        if metrics is not None:
+            await asyncio.to_thread(metrics.stop)
         await stop_releaser(releaser)
+
+
+def serve_metrics(redis: DelayArqRedis, releaser: AsyncReleaser | None) -> MetricsServer | None:
+    """Serves metrics where the client's settings name a port."""
+    settings = redis.delay_settings
+    if settings.metrics_port is None:
+        return None
+    from ..metrics.serving import serve
+
+    return serve(redis.delay_queue, releaser, port=settings.metrics_port, host=settings.metrics_host)
 
 
 # ---------------------------------------------------------------- from WorkerSettings

@@ -31,12 +31,14 @@ from celery.platforms import set_mp_process_title
 from celery.utils.log import get_logger, iter_open_logger_fds
 
 from .fixup import installed
+from .metrics import check_metrics, serve_metrics
 from .publisher import CeleryPublisher
 from .settings import Settings, make_queue
 
 if TYPE_CHECKING:
     from types import FrameType
 
+    from ..metrics.serving import MetricsServer
     from ..release.threads import Releaser
 
 __all__ = ["ReleaseProcess", "ReleaseStep", "ReleaseThread", "run_releaser"]
@@ -76,6 +78,7 @@ class ReleaseStep(bootsteps.StartStopStep):
                 f"delayadapters does not run its release loop inside a {pool.rpartition('.')[2]} worker. "
                 "Run it beside: set delayadapters_embed = False and start `celery -A … delay run`"
             )
+        check_metrics(worker.app)
         make_queue(worker.app)  # a wrong setting should stop the worker now, not its child again and again
         found = installed(worker.app)
         if found is not None:
@@ -99,12 +102,17 @@ class ReleaseThread:
     """The loop in a thread of this process."""
 
     def __init__(self, app: Celery) -> None:
+        self._app = app
         self._releaser = run_releaser(app)
+        self._metrics: MetricsServer | None = None
 
     def start(self) -> None:
         self._releaser.start()
+        self._metrics = serve_metrics(self._app, self._releaser)
 
     def stop(self) -> None:
+        if self._metrics is not None:
+            self._metrics.stop()
         self._releaser.stop(STOP_TIMEOUT)
 
 
@@ -244,6 +252,7 @@ def _child(app: Celery, hostname: str, parent: int, up: int) -> None:
     releaser = run_releaser(app)
     stop_on_signals(releaser, signal.SIGTERM)
     threading.Thread(target=_watch_parent, args=(releaser, parent), name="delay-parent-watch", daemon=True).start()
+    serve_metrics(app, releaser)
     os.write(up, b"1")
     os.close(up)
     releaser.run()

@@ -18,6 +18,7 @@ except ImportError as error:
 
 from ..redis.aio import AsyncDelayQueue
 from ..redis.sync import DelayQueue
+from .address import DEFAULT_HOST, check_address
 from .measuring import SomeReleaser
 from .prometheus import QueueCollector
 from .reading import reader_of
@@ -25,8 +26,6 @@ from .reading import reader_of
 __all__ = ["DEFAULT_HOST", "MetricsServer", "serve"]
 
 log: Final = logging.getLogger("delayadapters.metrics")
-DEFAULT_HOST: Final = "127.0.0.1"
-"""Metrics tell of a business and ask for no password. In a container: 0.0.0.0."""
 AGAIN: Final = 15.0
 """Seconds between the attempts to get a port that another process has."""
 SILENCE: Final = 30.0
@@ -58,8 +57,7 @@ class MetricsServer:
         host: str = DEFAULT_HOST,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-            raise ValueError(f"port must be an int from 0 to 65535, got {port!r}")
+        check_address(port, host)
         self.collector = QueueCollector(queue, releaser, loop=loop)
         self.registry = CollectorRegistry()
         self.registry.register(self.collector)

@@ -131,6 +131,10 @@ class Releaser:
     def run(self) -> None:
         """Starts, and blocks until :meth:`stop` is called (from another thread or a signal handler)."""
         self.start()
+        self.join()
+
+    def join(self) -> None:
+        """Blocks until a started releaser has ended: :meth:`stop` was called."""
         while any(thread.is_alive() for thread in self._threads):
             for thread in self._threads:
                 thread.join(0.2)  # short, so that signal handlers get their turn

@@ -32,6 +32,7 @@ class DelayReleaseCMD(TaskiqCMD):
             logging.basicConfig(level=options.log_level, format="[%(asctime)s][%(name)s][%(levelname)-7s] %(message)s")
         try:
             broker, middleware = load(options)
+            serve_at(middleware, options.metrics_port, options.metrics_host)
         except Problem as problem:
             print(f"taskiq delay-release: {problem}", file=sys.stderr)
             return 2
@@ -57,6 +58,8 @@ def parse(args: Sequence[str]) -> Namespace:
     parser.add_argument("modules", nargs="*", help="modules to import, for tasks and their labels")
     parser.add_argument("--app-dir", "-d", default=None, help="directory to import from")
     parser.add_argument("--shutdown-timeout", type=float, default=5.0, help="seconds for the broker's shutdown")
+    parser.add_argument("--metrics-port", type=int, default=None, help="serve /metrics, /healthz and /readyz there")
+    parser.add_argument("--metrics-host", default=None, help="address to listen on; in a container 0.0.0.0")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"])
     parser.add_argument("--no-configure-logging", dest="configure_logging", action="store_false")
     return parser.parse_args(args)
@@ -85,6 +88,18 @@ def load(options: Namespace) -> tuple[Any, Any]:
     try:
         return broker, middleware_of(broker)
     except RuntimeError as error:
+        raise Problem(str(error)) from error
+
+
+def serve_at(middleware: Any, port: int | None, host: str | None) -> None:
+    """The command line's word counts more than the middleware's."""
+    from ..metrics.address import check_address
+
+    middleware.metrics_port = middleware.metrics_port if port is None else port
+    middleware.metrics_host = host or middleware.metrics_host
+    try:
+        check_address(middleware.metrics_port, middleware.metrics_host)
+    except (ImportError, TypeError, ValueError) as error:
         raise Problem(str(error)) from error
 
 

@@ -19,13 +19,14 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskiq import AsyncBroker, AsyncTaskiqTask, BrokerMessage, TaskiqMessage, TaskiqMiddleware, TaskiqResult
 from taskiq.middlewares import SmartRetryMiddleware
 from taskiq.scheduler.created_schedule import CreatedSchedule
 
 from ..jobs import Command, IfExists, NewJob, Outcome
+from ..metrics.address import DEFAULT_HOST, check_address
 from ..redis.aio import AsyncDelayQueue
 from ..redis.commands import NO_EXTRAS, Extras
 from ..release.aio import AsyncReleaser
@@ -35,6 +36,9 @@ from .errors import BrokerNotStarted, TaskCancelled
 from .gather import Gatherer
 from .labels import DELAY, DELAY_LABELS, RETRIES, DecoratorDelay, Request, read_request, retry_delay
 from .publisher import ID, LABELS, TaskiqPublisher
+
+if TYPE_CHECKING:
+    from ..metrics.serving import MetricsServer
 
 __all__ = ["DelayMiddleware"]
 
@@ -88,6 +92,9 @@ class DelayMiddleware(TaskiqMiddleware):
         max_attempts: failed releases that are a task's own fault before it is dead.
         broker_down: exceptions of the broker's ``kick`` which say that the broker is down, beside the usual ones.
         timeout: seconds; bound on storing a task, retries included.
+        metrics_port: where a process that releases serves /metrics, /healthz and /readyz (extra ``metrics``). Workers
+            of one host may have the same: one of them gets it, and tells what they all would.
+        metrics_host: the address to listen on; in a container ``0.0.0.0``.
         options: anything else for redis-py's ``from_url``.
 
     Raises:
@@ -108,6 +115,8 @@ class DelayMiddleware(TaskiqMiddleware):
         max_attempts: int = 8,
         broker_down: tuple[type[BaseException], ...] = (),
         timeout: float = 10.0,
+        metrics_port: int | None = None,
+        metrics_host: str = DEFAULT_HOST,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -133,6 +142,10 @@ class DelayMiddleware(TaskiqMiddleware):
         self._releaser_options: dict[str, Any] = {"lease": lease, "max_attempts": max_attempts}
         ReleaseSettings(**self._releaser_options)
         self._down = broker_down
+        check_address(metrics_port, metrics_host)
+        self.metrics_port, self.metrics_host = metrics_port, metrics_host
+        self.metrics: MetricsServer | None = None
+        """What serves metrics in this process."""
         self._native_kick: Callable[[BrokerMessage], Awaitable[None]]
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Gatherer] = weakref.WeakKeyDictionary()
         self._loopless: Gatherer | None = None
@@ -432,6 +445,10 @@ class DelayMiddleware(TaskiqMiddleware):
             options["batch"] = publisher.batch
         self._releaser = AsyncReleaser(queue, publisher, **options)
         await self._releaser.start()
+        if self.metrics_port is not None:
+            from ..metrics.serving import serve
+
+            self.metrics = serve(queue, self._releaser, port=self.metrics_port, host=self.metrics_host)
         log.info("delay release: queue %r, %s", queue.name, type(self.broker).__name__)
 
     async def _stop(self) -> None:
@@ -439,6 +456,9 @@ class DelayMiddleware(TaskiqMiddleware):
             self._starting.cancel()
             await asyncio.wait([self._starting])
             self._starting = None
+        metrics, self.metrics = self.metrics, None
+        if metrics is not None:
+            await asyncio.to_thread(metrics.stop)
         releaser, self._releaser = self._releaser, None
         if releaser is not None and not await releaser.stop(STOP_TIMEOUT):
             log.warning("delay release: not ended within %s s; what it held comes back by its lease", STOP_TIMEOUT)
