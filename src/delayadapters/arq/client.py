@@ -29,7 +29,7 @@ from ..jobs import State
 from ..redis import commands
 from ..redis.aio import AsyncDelayQueue, execute
 from ..redis.commands import Call, Extras
-from ..redis.connect import client_options
+from ..redis.connect import client_options, try_seconds
 from ..redis.verbs import Steps
 from .job import DelayJob
 from .releasing import Deferred, script
@@ -372,6 +372,9 @@ class DelayArqRedis(ArqRedis):
         queue, self._delay_queue = self._delay_queue, None
         if queue is not None and queue.client.connection_pool is not self.connection_pool:
             await queue.client.aclose()
+            # redis-py leaves a Sentinel's own connections to the garbage collector.
+            for sentinel in getattr(getattr(queue.client.connection_pool, "sentinel_manager", None), "sentinels", ()):
+                await sentinel.aclose()
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await self.close_delay()
@@ -507,8 +510,12 @@ def _client_of(redis: str | RedisSettings | None, timeout: float) -> Any:
         return Redis.from_url(redis, **client_options(timeout, {}, asynchronous=True))
     if redis.sentinel:
         make: Any = Sentinel
-        return make(sentinels=redis.host, ssl=redis.ssl).master_for(
-            redis.sentinel_master, db=redis.database, username=redis.username, password=redis.password
+        return make(sentinels=redis.host, ssl=redis.ssl, socket_timeout=try_seconds(timeout)).master_for(
+            redis.sentinel_master,
+            db=redis.database,
+            username=redis.username,
+            password=redis.password,
+            **client_options(timeout, {}, asynchronous=True),
         )
     return Redis(
         host=redis.host,

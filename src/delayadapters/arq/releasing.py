@@ -138,7 +138,7 @@ class ArqPublisher:
                 try:
                     calls.append((claim, self._call(claim)))
                 except ValueError as error:
-                    failed[claim.entry] = f"unreadable meta of an arq job {dict(claim.meta)!r}: {error}"
+                    failed[claim.entry] = f"unreadable meta of an arq job, {error}: {dict(claim.meta)!r:.500}"
             try:
                 replies = await self._send([call for _, call in calls])
             except (*_DOWN, OSError) as error:

@@ -53,7 +53,7 @@ async def make_pool(settings: RedisSettings) -> AsyncIterator[Callable[..., Any]
 
     yield make
     for pool in made:
-        await pool.aclose()
+        await close(pool)
 
 
 @pytest.fixture
@@ -93,7 +93,14 @@ async def work(settings: RedisSettings) -> AsyncIterator[Callable[..., Any]]:
         with contextlib.suppress(asyncio.CancelledError):
             await task
         if pool is not None:
-            await pool.aclose(close_connection_pool=True)
+            await close(pool)
+
+
+async def close(pool: ArqRedis) -> None:
+    """The pool, and the connections to its Sentinels, which arq leaves to the garbage collector."""
+    await pool.aclose(close_connection_pool=True)
+    for sentinel in getattr(getattr(pool.connection_pool, "sentinel_manager", None), "sentinels", ()):
+        await sentinel.aclose()
 
 
 class WorkerProcess:
@@ -108,7 +115,7 @@ class WorkerProcess:
         return self.log_path.read_text()
 
     def wait_ready(self) -> WorkerProcess:
-        wait_until(lambda: "Starting worker" in self.log() or self._process.poll() is not None, timeout=20)
+        wait_until(lambda: "Starting worker" in self.log() or self._process.poll() is not None, timeout=90)
         assert self._process.poll() is None, self.log()
         return self
 
@@ -120,7 +127,7 @@ class WorkerProcess:
             self._process.kill()
         self._process.wait()
 
-    def wait(self, timeout: float = 20) -> int:
+    def wait(self, timeout: float = 60) -> int:
         return self._process.wait(timeout)
 
     def stop(self) -> int:

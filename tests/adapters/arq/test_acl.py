@@ -30,11 +30,11 @@ async def test_the_documented_rights_suffice(server, stock, make_pool, work, cap
     worker = work(flaky, redis_settings=settings, cls=DelayWorker)
     await wait_until_async(lambda: worker.releaser is not None)
     first = await pool.enqueue_job("flaky", _job_id="one", _defer_by=0.1, _expires=30)
-    assert await first.result(timeout=10, poll_delay=0.02) == "ok"
+    assert await first.result(timeout=40, poll_delay=0.02) == "ok"
     again = await pool.enqueue_job("flaky", _job_id="one", _defer_by=60, _if_exists="replace")
     assert await again.abort() is True
     now = await pool.enqueue_job("flaky")
-    assert await now.result(timeout=10, poll_delay=0.02) == "ok"
+    assert await now.result(timeout=40, poll_delay=0.02) == "ok"
     assert len(await pool.queued_jobs()) == 1
     assert {r.job_id for r in await pool.all_job_results()} == {"one", now.job_id}
     assert worker.releaser.stats.failed == 0

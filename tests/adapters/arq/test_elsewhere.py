@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -46,7 +47,7 @@ async def test_jobs_wait_there_and_run_here(pool, work, other, server, away):
     assert server.client().keys("*") == []
     assert other.client().zcard("{delayadapters:arq:0}:due") == 1
     work(add, delay_settings=away)
-    assert await job.result(timeout=10, poll_delay=0.01) == 2
+    assert await job.result(timeout=40, poll_delay=0.01) == 2
     assert server.client().keys("{*") == []
 
 
@@ -82,11 +83,11 @@ async def test_as_on_one_redis(pool, work, away, stock):
         await gone.result(timeout=1)
     dies = await pool.enqueue_job("add", 1, _job_id="dies", _defer_by=0.3, _expires=0.1)
     work(add, flaky, delay_settings=away)
-    assert await again.result(timeout=10, poll_delay=0.01) == 6
+    assert await again.result(timeout=40, poll_delay=0.01) == 6
     with pytest.raises(Exception, match="job expired"):
-        await dies.result(timeout=10, poll_delay=0.01)
+        await dies.result(timeout=40, poll_delay=0.01)
     job = await pool.enqueue_job("flaky", _job_id="flaky", _defer_by=0.05)
-    assert await job.result(timeout=10, poll_delay=0.01) == "ok"
+    assert await job.result(timeout=40, poll_delay=0.01) == "ok"
     assert [number for number, _ in tries] == [1, 2, 3]
     assert all(b[1] - a[1] >= 99 for a, b in pairwise(tries))
     queued = await pool.enqueue_job("add", 1, _job_id="queued", _queue_name="nobody")
@@ -135,6 +136,34 @@ async def test_published_twice_is_there_once(claims, stock, pool):
     assert await stock.zcard(default_queue_name) == 2, "what has a result is not run again"
 
 
+@pytest.mark.parametrize("published", [False, True], ids=["before the publish", "before the ack"])
+async def test_killed_in_each_gap_of_a_leased_release(pool, away, work, published):
+    """Nothing more of that process happens: its lease passes, the next one releases, each job runs once."""
+    ran = Counter()
+
+    async def note(ctx):
+        ran[ctx["job_id"]] += 1
+
+    for i in range(5):
+        await pool.enqueue_job("note", _job_id=f"job-{i}", _defer_by=0.001)
+    await asyncio.sleep(0.01)
+    claims = await pool.delay_queue.claim(lease=1.0)
+    assert len(claims) == 5
+    if published:
+        await publisher(pool).publish(Batch(claims))
+    worker = work(note, delay_settings=away)
+    await wait_until_async(lambda: len(ran) == 5, timeout=40)
+
+    async def settled():
+        stats = await pool.delay_queue.stats()
+        return stats.waiting + stats.leased == 0
+
+    await wait_until_async(settled, timeout=40)
+    assert worker.releaser.stats.released == 5
+    await asyncio.sleep(0.1)
+    assert set(ran.values()) == {1}, "under one id, whose result is kept: run once"
+
+
 async def test_one_bad_job_stops_nothing(claims, stock):
     await stock.set("arq:elsewhere", "a string, no queue")
     bad = claims[1]
@@ -174,7 +203,7 @@ async def test_arqs_redis_away_and_back(pool, away, start_redis):
     arq_server.kill()
     await wait_until_async(lambda: releaser.stats.pauses > 0)
     arq_server.start()
-    await wait_until_async(lambda: arq_server.client().zcard(default_queue_name) == 20, timeout=30)
+    await wait_until_async(lambda: arq_server.client().zcard(default_queue_name) == 20, timeout=90)
     assert releaser.stats.failed == 0
     assert releaser.stats.dead == 0
     await stop_releaser(releaser)
@@ -193,4 +222,4 @@ async def test_the_delay_redis_gone_does_not_end_a_worker(work, away, other, sto
     await wait_until_async(lambda: worker.releaser is not None)
     other.kill()
     job = await stock.enqueue_job("flaky")
-    assert await job.result(timeout=20, poll_delay=0.02) == "ok"
+    assert await job.result(timeout=40, poll_delay=0.02) == "ok"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from collections import Counter
 from datetime import datetime, timedelta, timezone
 
 import msgpack
@@ -66,7 +67,7 @@ async def test_a_time_in_the_past_runs_now(pool, work, ago):
     """arq raises when it is longer ago than its payload would live."""
     work(foobar)
     job = await pool.enqueue_job("foobar", _defer_until=datetime.now(timezone.utc) - timedelta(seconds=ago))
-    assert await job.result(timeout=10, poll_delay=0.01) == ((), {})
+    assert await job.result(timeout=40, poll_delay=0.01) == ((), {})
 
 
 # ------------------------------------------------------------ later
@@ -94,7 +95,7 @@ async def test_due_and_payload_are_exact(pool, work):
     work(look)
     due = datetime.now(timezone.utc) + timedelta(milliseconds=300)
     job = await pool.enqueue_job("look", 1, "ü", b={"c": [None]}, _defer_until=due, _job_try=2)
-    await job.result(timeout=10, poll_delay=0.01)
+    await job.result(timeout=40, poll_delay=0.01)
     [(job_id, score, job_try, args, kwargs, when)] = seen
     assert (job_id, job_try, args, kwargs) == (job.job_id, 2, (1, "ü"), {"b": {"c": [None]}})
     assert score == int(due.timestamp() * 1000), "arq shows the due time, as with a native job"
@@ -133,7 +134,7 @@ async def test_custom_serializers(make_pool, work):
     pool = await make_pool(**options)
     work(foobar, **options)
     job = await pool.enqueue_job("foobar", 1, _defer_by=0.05)
-    assert await job.result(timeout=10, poll_delay=0.01) == [[1], {}]
+    assert await job.result(timeout=40, poll_delay=0.01) == [[1], {}]
     job = await pool.enqueue_job("foobar", 1, a="b", _defer_by=50)
     assert (await job.info()).args == [1]
     assert [j.kwargs for j in await pool.queued_jobs()] == [{"a": "b"}]
@@ -154,7 +155,7 @@ async def test_a_large_payload(pool, work):
     work(foobar)
     text = "x" * 3_000_000
     job = await pool.enqueue_job("foobar", text, _defer_by=0.05)
-    assert await job.result(timeout=20, poll_delay=0.05) == ((text,), {})
+    assert await job.result(timeout=40, poll_delay=0.05) == ((text,), {})
 
 
 # ------------------------------------------------------------ expiry
@@ -170,7 +171,7 @@ async def test_expires_before_due_is_recorded_as_expired_at_its_due_time(pool, w
     begin = timestamp_ms()
     job = await pool.enqueue_job("never", _defer_by=2, _expires=1)
     with pytest.raises(Exception, match="job expired"):
-        await job.result(timeout=10, poll_delay=0.01)
+        await job.result(timeout=40, poll_delay=0.01)
     assert timestamp_ms() - begin >= 2000
     assert ran == []
 
@@ -198,7 +199,7 @@ async def test_thirty_days_with_a_payload_life_of_a_day(make_pool, work, stock):
     # The worker's own clock is not there yet: bring the score back to today.
     await stock.zadd(default_queue_name, {job.job_id: timestamp_ms()})
     work(foobar, poll_delay=0.01)
-    assert await job.result(timeout=10, poll_delay=0.01) == ((1,), {})
+    assert await job.result(timeout=40, poll_delay=0.01) == ((1,), {})
 
 
 # ------------------------------------------------------------ one job an id
@@ -222,11 +223,11 @@ async def test_an_id_is_taken_while_waiting_queued_running_and_finished(pool, wo
     await job.release_now()
     assert await taken()
     worker = work(hold)
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(begun.wait(), 40)
     assert await job.status() is JobStatus.in_progress
     assert await taken()
     go.set()
-    await job.result(timeout=10, poll_delay=0.01)
+    await job.result(timeout=40, poll_delay=0.01)
     assert await job.status() is JobStatus.complete
     assert await taken()
     assert worker.jobs_complete == 1
@@ -238,6 +239,48 @@ async def test_of_many_at_once_one_wins(pool):
     )
     assert sum(job is not None for job in made) == 1
     assert len(await pool.queued_jobs()) == 1
+
+
+async def test_of_two_clients_at_once_one_wins(make_pool, work):
+    """Many ids, two clients that begin together, jobs for now and for later, workers that take them at once."""
+    ran = Counter()
+
+    async def note(ctx):
+        ran[ctx["job_id"]] += 1
+
+    pools = [await make_pool(), await make_pool()]
+    worker = work(note, max_jobs=50)
+    together = asyncio.Barrier(2) if hasattr(asyncio, "Barrier") else None
+
+    async def client(pool, defers):
+        made = []
+        for i in range(100):
+            if together is not None:
+                await together.wait()
+            defer = defers[i % len(defers)]
+            made.append(await pool.enqueue_job("note", _job_id=f"job-{i}", _defer_by=defer) is not None)
+        return made
+
+    one, other = await asyncio.gather(client(pools[0], [None, 0.05, 0.001]), client(pools[1], [0.05, None]))
+    assert [a + b for a, b in zip(one, other, strict=True)] == [1] * 100
+    await wait_until_async(lambda: len(ran) == 100, timeout=40)
+    await wait_until_async(lambda: worker.jobs_complete == 100, timeout=40)
+    assert set(ran.values()) == {1}
+
+
+async def test_of_two_clients_that_replace_at_once_one_job_is_left(make_pool):
+    pools = [await make_pool(), await make_pool()]
+    made = await asyncio.gather(
+        *(
+            pools[i % 2].enqueue_job(
+                "foobar", i, _job_id="save", _defer_by=[60, None][i % 3 == 0], _if_exists="replace"
+            )
+            for i in range(60)
+        )
+    )
+    assert all(made)
+    [job] = await pools[0].queued_jobs()
+    assert job.job_id == "save"
 
 
 async def test_stock_arq_and_we_agree_on_what_is_queued(pool, stock):
@@ -254,7 +297,7 @@ async def test_replace_while_it_waits(pool, work):
     work(foobar)
     for i in range(5):
         job = await pool.enqueue_job("foobar", i, _job_id="save", _defer_by=0.3, _if_exists="replace")
-    assert await job.result(timeout=10, poll_delay=0.01) == ((4,), {})
+    assert await job.result(timeout=40, poll_delay=0.01) == ((4,), {})
     assert [r.args for r in await pool.all_job_results()] == [(4,)]
 
 
@@ -263,15 +306,15 @@ async def test_replace_one_that_is_queued(pool, work, stock):
     job = await pool.enqueue_job("foobar", 2, _job_id="save", _defer_by=0.2, _if_exists="replace")
     assert await stock.zcard(default_queue_name) == 0
     work(foobar)
-    assert await job.result(timeout=10, poll_delay=0.01) == ((2,), {})
+    assert await job.result(timeout=40, poll_delay=0.01) == ((2,), {})
 
 
 async def test_replace_one_that_has_finished(pool, work):
     work(foobar)
     first = await pool.enqueue_job("foobar", 1, _job_id="save")
-    await first.result(timeout=10, poll_delay=0.01)
+    await first.result(timeout=40, poll_delay=0.01)
     again = await pool.enqueue_job("foobar", 2, _job_id="save", _if_exists="replace")
-    assert await again.result(timeout=10, poll_delay=0.01) == ((2,), {})
+    assert await again.result(timeout=40, poll_delay=0.01) == ((2,), {})
 
 
 async def test_one_that_runs_is_not_replaced(pool, stock):

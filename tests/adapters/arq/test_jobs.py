@@ -46,7 +46,7 @@ async def test_a_job_seen_through_its_life(pool, work):
     assert await job.status() is JobStatus.queued, "in arq's queue"
     assert (await job.info()).score == info.score
     work(add)
-    assert await job.result(timeout=10, poll_delay=0.01) == 2
+    assert await job.result(timeout=40, poll_delay=0.01) == 2
     assert await job.status() is JobStatus.complete
     assert (await job.result_info()).result == 2
     assert (await job.info()).success
@@ -58,9 +58,9 @@ async def test_the_result_of_a_deferred_job_is_waited_for(pool, work):
     good = await pool.enqueue_job("add", 40, b=2, _defer_by=0.3)
     bad = await pool.enqueue_job("fail", _defer_by=0.3)
     late = await pool.enqueue_job("add", 1, _defer_by=60)
-    assert await good.result(timeout=10, poll_delay=0.02) == 42
+    assert await good.result(timeout=40, poll_delay=0.02) == 42
     with pytest.raises(ValueError, match="as it should"):
-        await bad.result(timeout=10, poll_delay=0.02)
+        await bad.result(timeout=40, poll_delay=0.02)
     with pytest.raises(asyncio.TimeoutError):
         await late.result(timeout=0.05, poll_delay=0.02)
 
@@ -91,7 +91,7 @@ async def test_looking_while_jobs_move_never_finds_nothing(pool, work):
     while (status := await job.status()) is not JobStatus.complete:
         seen.append(status)
     assert JobStatus.not_found not in seen
-    assert await job.result(timeout=5) == "ok"
+    assert await job.result(timeout=40) == "ok"
 
 
 # ------------------------------------------------------------ abort
@@ -149,8 +149,8 @@ async def test_abort_of_a_running_job(pool, work, stock):
 
     work(sleep, allow_abort_jobs=True)
     job = await pool.enqueue_job("sleep", _defer_by=0.01)
-    await asyncio.wait_for(begun.wait(), 10)
-    assert await job.abort(timeout=10, poll_delay=0.02) is True
+    await asyncio.wait_for(begun.wait(), 40)
+    assert await job.abort(timeout=40, poll_delay=0.02) is True
     with pytest.raises(asyncio.CancelledError):
         await job.result(timeout=1)
     assert await stock.zcard(abort_jobs_ss) == 0
@@ -165,17 +165,17 @@ async def test_abort_of_a_running_job_where_the_worker_does_not_allow_it(pool, w
 
     work(sleep)
     job = await pool.enqueue_job("sleep")
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(begun.wait(), 40)
     with pytest.raises(asyncio.TimeoutError):
         await job.abort(timeout=0, poll_delay=0.01)
-    assert await job.abort(timeout=10, poll_delay=0.02) is False
+    assert await job.abort(timeout=40, poll_delay=0.02) is False
     assert await stock.zcard(abort_jobs_ss) == 0, "arq never takes such a request out"
 
 
 async def test_abort_of_a_finished_job(pool, work):
     work(add)
     job = await pool.enqueue_job("add", 1)
-    assert await job.result(timeout=10, poll_delay=0.01) == 2
+    assert await job.result(timeout=40, poll_delay=0.01) == 2
     assert await job.abort(timeout=1) is False
     assert await job.result(timeout=1) == 2
 
@@ -239,7 +239,7 @@ async def test_reschedule_and_release_now(pool, work):
     assert await job.reschedule(at=naive) is Outcome.RESCHEDULED
     assert (await job.info()).score == int(naive.timestamp() * 1000)
     assert await job.release_now() is Outcome.RESCHEDULED
-    assert await job.result(timeout=10, poll_delay=0.01) == 2
+    assert await job.result(timeout=40, poll_delay=0.01) == 2
     assert await job.release_now() is Outcome.RELEASED
     queued = await pool.enqueue_job("add", 1, _queue_name="nobody")
     assert await queued.reschedule(delay=1) is Outcome.RELEASED

@@ -47,7 +47,7 @@ async def test_jobs_move_with_due_time_payload_and_id(pool, stock, work):
     work(add)
     job = DelayJob("job-2", pool)
     await job.release_now()
-    assert await job.result(timeout=10, poll_delay=0.01) == 3
+    assert await job.result(timeout=40, poll_delay=0.01) == 3
 
 
 async def test_two_at_once_move_each_job_once(make_pool, stock):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from arq.jobs import JobStatus
+from arq.logs import default_log_config
 from arq.worker import Worker
 from arq.worker import get_kwargs as arq_get_kwargs
 from click.testing import CliRunner
@@ -174,8 +175,8 @@ async def enqueue(pool, *args, **options):
 async def test_the_command_runs_a_class_a_plain_class_or_a_dict(pool, start_worker, ledger, name):
     job = await pool.enqueue_job("record", _defer_by=0.2)
     process = await asyncio.to_thread(start_worker, name)
-    await wait_until_async(lambda: job.job_id in ledger.ids(), timeout=30)
-    assert await job.result(timeout=10, poll_delay=0.05) == "done"
+    await wait_until_async(lambda: job.job_id in ledger.ids(), timeout=90)
+    assert await job.result(timeout=40, poll_delay=0.05) == "done"
     assert await asyncio.to_thread(process.stop) == 0
     assert ("startup-DelayArqRedis" in ledger.ids()) == (name != "Plain")
 
@@ -183,7 +184,7 @@ async def test_the_command_runs_a_class_a_plain_class_or_a_dict(pool, start_work
 async def test_the_stock_command_on_delayed_settings(pool, start_worker, ledger):
     job = await pool.enqueue_job("chain", 1, _defer_by=0.2)
     process = await asyncio.to_thread(start_worker, "Settings", stock=True)
-    await wait_until_async(lambda: {job.job_id, "chain-0"} <= set(ledger.ids()), timeout=30)
+    await wait_until_async(lambda: {job.job_id, "chain-0"} <= set(ledger.ids()), timeout=90)
     assert await asyncio.to_thread(process.stop) == 0
     assert ledger.ids()[-1] == "shutdown"
 
@@ -212,10 +213,29 @@ async def test_check(pool, start_worker, settings):
     assert await asyncio.to_thread(process.wait) == 0
 
 
-def test_custom_log_dict_and_verbose(start_worker):
+def test_custom_log_dict(start_worker):
     process = start_worker("Plain", "--custom-log-dict", "jobs.LOG", "--burst")
     assert process.wait() == 0
     assert "CUSTOM Starting worker" in process.log()
+
+
+def test_a_log_dict_that_cannot_be_imported():
+    result = CliRunner().invoke(main, ["arq", "delayadapters.arq.worker", "--custom-log-dict", "nowhere.LOG"])
+    assert result.exit_code == 2
+    assert "nowhere.LOG" in result.output
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_verbose(verbose):
+    """arq's own levels, and ours beside them."""
+    from delayadapters.arq.command import _log_config
+
+    config = _log_config(verbose)
+    assert {name: one["level"] for name, one in config["loggers"].items()} == {
+        "arq": "DEBUG" if verbose else "INFO",
+        "delayadapters": "DEBUG" if verbose else "INFO",
+    }
+    assert config["handlers"].keys() == default_log_config(verbose)["handlers"].keys()
 
 
 def test_watch(start_worker, tmp_path):
@@ -228,7 +248,7 @@ def test_watch(start_worker, tmp_path):
         (watched / "file.py").unlink()
         return "reloading" in process.log() and process.log().count("Starting worker") >= 2
 
-    wait_until(reloaded, timeout=30, interval=0.3)
+    wait_until(reloaded, timeout=90, interval=0.3)
 
 
 def test_help_imports_no_framework():

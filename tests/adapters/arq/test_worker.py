@@ -13,12 +13,14 @@ from itertools import pairwise
 
 import pytest
 from arq import Retry, cron, func
-from arq.connections import ArqRedis
+from arq.connections import ArqRedis, RedisSettings
 from arq.constants import default_queue_name, in_progress_key_prefix, job_key_prefix, retry_key_prefix
 from arq.jobs import Job
 from arq.utils import timestamp_ms
 from arq.worker import Worker
+from redis.exceptions import ConnectionError as RedisConnectionError
 
+from delayadapters import AsyncDelayQueue
 from delayadapters.arq import DelayArqRedis, DelaySettings, DelayWorker
 from delayadapters.arq.settings import EXPIRES_PREFIX
 from delaytests import wait_until_async
@@ -52,7 +54,7 @@ async def test_a_job_for_now_wakes_too(pool, work):
     work(add)
     await asyncio.sleep(0.1)
     job = await pool.enqueue_job("add", 1)
-    assert await job.result(timeout=10, poll_delay=0.01) == 2
+    assert await job.result(timeout=40, poll_delay=0.01) == 2
 
 
 async def test_a_full_worker_takes_the_next_as_soon_as_it_can(pool, work):
@@ -72,7 +74,7 @@ async def test_a_release_by_another_process_wakes_too(pool, work):
 
     releasing = asyncio.create_task(release_jobs(pool))
     job = await pool.enqueue_job("add", 1, _defer_by=0.1)
-    assert await job.result(timeout=10, poll_delay=0.01) == 2
+    assert await job.result(timeout=40, poll_delay=0.01) == 2
     releasing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await releasing
@@ -89,7 +91,7 @@ async def test_a_worker_whose_clock_is_behind(pool, work, monkeypatch):
     monkeypatch.setattr(ours, "timestamp_ms", behind)
     work(add)
     job = await pool.enqueue_job("add", 1, _defer_by=0.05)
-    assert await job.result(timeout=10, poll_delay=0.01) == 2
+    assert await job.result(timeout=40, poll_delay=0.01) == 2
 
 
 async def test_without_the_wake_channel_jobs_are_polled(pool, work, stock):
@@ -99,7 +101,7 @@ async def test_without_the_wake_channel_jobs_are_polled(pool, work, stock):
     for _ in range(5):
         await stock.client_kill_filter(_type="pubsub")
         await asyncio.sleep(0.05)
-    assert await job.result(timeout=10, poll_delay=0.01) == 2
+    assert await job.result(timeout=40, poll_delay=0.01) == 2
     assert worker.jobs_complete == 1
 
 
@@ -118,7 +120,7 @@ async def test_retries_are_never_early_and_counted(pool, work, stock):
 
     worker = work(flaky)
     job = await pool.enqueue_job("flaky", {"a": 1}, _job_id="one")
-    assert await job.result(timeout=10, poll_delay=0.01) == "kept"
+    assert await job.result(timeout=40, poll_delay=0.01) == "kept"
     assert [row[0] for row in seen] == [1, 2, 3, 4, 5]
     assert all(row[2] == {"a": 1} for row in seen)
     assert all(after[1] - before[3] >= 0.05 for before, after in pairwise(seen))
@@ -177,7 +179,7 @@ async def test_no_death_by_ttl(make_pool, work, stock):
     await wait_until_async(lambda: pool.waiting("one"))
     # What TTLs would do within days: both keys are gone before the job is due.
     await stock.delete(job_key_prefix + "one", retry_key_prefix + "one")
-    assert await job.result(timeout=10, poll_delay=0.01) == "alive"
+    assert await job.result(timeout=40, poll_delay=0.01) == "alive"
     assert tries == [1, 2, 3]
 
 
@@ -194,7 +196,7 @@ async def test_expires_outlives_a_retry(pool, work, stock):
     later = await pool.enqueue_job("flaky", _expires=0.8, _defer_by=0.1)
     for job in (now, later):
         with pytest.raises(Exception, match="job expired"):
-            await job.result(timeout=10, poll_delay=0.02)
+            await job.result(timeout=40, poll_delay=0.02)
     assert 4 <= len(tries) <= 6
     assert not await stock.keys(EXPIRES_PREFIX + "*")
 
@@ -206,7 +208,7 @@ async def test_max_tries_is_arqs(pool, work):
     work(flaky, max_tries=3)
     job = await pool.enqueue_job("flaky", _defer_by=0.01)
     with pytest.raises(Exception, match="max 3 retries exceeded"):
-        await job.result(timeout=10, poll_delay=0.01)
+        await job.result(timeout=40, poll_delay=0.01)
 
 
 async def test_retry_without_defer_and_of_cancelled_jobs_is_arqs(pool, work):
@@ -219,7 +221,7 @@ async def test_retry_without_defer_and_of_cancelled_jobs_is_arqs(pool, work):
 
     work(flaky, poll_delay=0.02)
     job = await pool.enqueue_job("flaky")
-    assert await job.result(timeout=10, poll_delay=0.01) == 3
+    assert await job.result(timeout=40, poll_delay=0.01) == 3
 
 
 async def test_a_retry_that_the_delay_queue_refuses_is_left_to_arq(pool, work, server, caplog):
@@ -233,7 +235,7 @@ async def test_a_retry_that_the_delay_queue_refuses_is_left_to_arq(pool, work, s
     worker = work(flaky, poll_delay=0.02, delay_settings=DelaySettings(name="broken", embed=False))
     server.client().set("{broken:0}:due", "a string")
     job = await pool.enqueue_job("flaky")
-    assert await job.result(timeout=10, poll_delay=0.01) == 3
+    assert await job.result(timeout=40, poll_delay=0.01) == 3
     assert "left to arq" in caplog.text
     assert worker.jobs_retried == 2
 
@@ -249,7 +251,7 @@ async def test_a_retry_of_a_job_that_has_left_arqs_queue_is_not_stored(pool, wor
 
     worker = work(flaky)
     await pool.enqueue_job("flaky", _job_id="one")
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(begun.wait(), 40)
     await stock.zrem(default_queue_name, "one")
     await stock.delete(job_key_prefix + "one")
     go.set()
@@ -382,11 +384,28 @@ async def test_two_workers_and_a_stock_one_on_a_queue(pool, stock, work):
         options = [{}, {"_defer_by": 0.2}, {"_defer_by": 0.01 * i}][i % 3 if i % 2 else 1]
         job = await client.enqueue_job("flaky" if i % 5 == 0 else "note", _job_id=f"job-{i}", **options)
         wanted.add(job.job_id)
-    await wait_until_async(lambda: set(ran) == wanted, timeout=30)
+    await wait_until_async(lambda: set(ran) == wanted, timeout=90)
     await wait_until_async(lambda: sum(worker.jobs_complete for worker in workers) == 60)
     assert set(ran.values()) == {1}
     assert all(worker.jobs_failed == 0 for worker in workers)
     assert all(worker.jobs_complete for worker in workers)
+
+
+async def test_other_frameworks_on_one_redis_keep_what_is_theirs(pool, work, server):
+    """Under the names which the other adapters choose by themselves."""
+    theirs = ["delayadapters", "delayadapters:celery:redis:0", "delayadapters:taskiq:list:0:taskiq"]
+    queues = [AsyncDelayQueue.from_url(server.url, name=name) for name in theirs]
+    for queue in queues:
+        await queue.schedule(b"no job of arq's", delay=0, id="theirs", meta={"queue": default_queue_name})
+    worker = work(add)
+    job = await pool.enqueue_job("add", 1, _defer_by=0.3)
+    assert await job.result(timeout=40, poll_delay=0.01) == 2
+    assert worker.jobs_complete == 1
+    assert await pool.zcard(default_queue_name) == 0
+    for queue in queues:
+        stats = await queue.stats()
+        assert (stats.waiting, stats.due, stats.leased, stats.dead) == (1, 1, 0, 0), queue.name
+        await queue.aclose()
 
 
 # ------------------------------------------------------------ stopping
@@ -413,7 +432,7 @@ async def test_a_closed_worker_can_run_again(settings, pool):
     for number in range(2):
         task = asyncio.create_task(worker.async_run())
         job = await pool.enqueue_job("add", number, _defer_by=0.05)
-        assert await job.result(timeout=10, poll_delay=0.01) == number + 1
+        assert await job.result(timeout=40, poll_delay=0.01) == number + 1
         await worker.close()
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -451,9 +470,28 @@ def test_job_completion_wait(start_worker, server, ledger):
     assert server.client().zscore(default_queue_name, "next") is not None
 
 
-def enqueue(server, function, *args, **options):
-    from arq.connections import RedisSettings
+@pytest.mark.parametrize("cls", [DelayWorker, Worker], ids=["ours", "arq's"])
+async def test_a_worker_ends_with_its_redis_as_arqs_does(start_redis, cls):
+    """By redis-py's error, which the command shows, and within a bounded time: whoever supervises it starts another."""
+    server = start_redis()
+    worker = cls(
+        [func(add, name="add")],
+        redis_settings=RedisSettings(port=server.port),
+        handle_signals=False,
+        poll_delay=0.05,
+    )
+    running = asyncio.create_task(worker.async_run())
+    await wait_until_async(lambda: server.client().exists(worker.health_check_key))
+    server.kill()
+    with pytest.raises(RedisConnectionError):
+        await asyncio.wait_for(running, 40)
+    pool = worker._pool
+    with pytest.raises(RedisConnectionError):
+        await worker.close()
+    await pool.aclose(close_connection_pool=True)
 
+
+def enqueue(server, function, *args, **options):
     from delayadapters.arq import create_pool
 
     async def go():
@@ -489,6 +527,6 @@ async def test_info_of_a_running_job_is_arqs(pool, work, stock):
 
     work(hold)
     job = await pool.enqueue_job("hold", _defer_by=0.01)
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(begun.wait(), 40)
     assert await job.status() == await Job(job.job_id, stock).status()
     assert await job.info() == await Job(job.job_id, stock).info()

@@ -53,7 +53,6 @@ class Plain:
     functions = [record, slow, flaky, chain]
     redis_settings = REDIS
     max_jobs = 50
-    job_timeout = float(os.environ.get("JOB_TIMEOUT", "300"))
     job_completion_wait = int(os.environ.get("COMPLETION_WAIT", "0"))
     max_tries = 10
 
@@ -63,7 +62,6 @@ class Settings:
     functions = [record, slow, flaky, chain]
     redis_settings = REDIS
     max_jobs = 50
-    job_timeout = float(os.environ.get("JOB_TIMEOUT", "300"))
     max_tries = 10
     on_startup = startup
     on_shutdown = shutdown
@@ -76,7 +74,6 @@ AsDict = delayed({"functions": [record], "redis_settings": REDIS, "on_startup": 
 class Elsewhere:
     functions = [record, flaky]
     redis_settings = REDIS
-    job_timeout = float(os.environ.get("JOB_TIMEOUT", "300"))
     max_tries = 10
 
 
