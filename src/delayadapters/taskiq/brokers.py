@@ -17,7 +17,7 @@ from taskiq.brokers.shared_broker import AsyncSharedBroker
 
 from ..jobs import Command, Payload
 from ..redis.aio import AsyncDelayQueue
-from ..redis.connect import client_options
+from ..redis.connect import client_options, try_seconds
 
 __all__ = [
     "default_name",
@@ -146,7 +146,9 @@ def own_queue(broker: Any, name: str, shards: int, timeout: float, options: Mapp
         kwargs["decode_responses"] = False
         client = redis.asyncio.Redis(connection_pool=ConnectionPool(connection_class=pool.connection_class, **kwargs))
     elif known and (sentinel := getattr(broker, "sentinel", None)) is not None:
-        client = sentinel.master_for(broker.master_name, **options)
+        # Ours are another matter than the broker's, which may wait without end.
+        kwargs = {**client_options(timeout, dict(options), asynchronous=True), "decode_responses": False}
+        client = sentinel.master_for(broker.master_name, **kwargs)
     elif known and (cluster := getattr(broker, "redis", None)) is not None:
         client, owned = cluster, False
     else:
@@ -156,6 +158,7 @@ def own_queue(broker: Any, name: str, shards: int, timeout: float, options: Mapp
         )
     queue = AsyncDelayQueue(client, name=name, shards=shards, max_payload=None)
     queue._owned, queue._bound = owned, timeout
+    queue._try = try_seconds(timeout) if owned else 0.0
     return queue
 
 

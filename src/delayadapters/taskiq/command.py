@@ -24,7 +24,8 @@ class DelayReleaseCMD(TaskiqCMD):
     short_help = "Release delayed tasks (delayadapters)"
 
     def exec(self, args: Sequence[str]) -> int | None:
-        """Runs until SIGTERM or SIGINT. 2: nothing to run; 1: the broker could not be started."""
+        """Runs until SIGTERM or SIGINT, then answers 0. 2: nothing to run. 1: the broker could not be started, or the
+        release loop ended by itself; whoever supervises the process is to start it again."""
         import logging
 
         options = parse(args)
@@ -117,15 +118,26 @@ async def release(broker: Any, middleware: Any, shutdown_timeout: float) -> int:
         except NotImplementedError:  # Windows
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
     middleware.release_here = True
-    try:
-        await broker.startup()
-    except Exception as error:
+    stopping = asyncio.ensure_future(stop.wait())
+    starting = asyncio.ensure_future(broker.startup())
+    await asyncio.wait({stopping, starting}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        # A broker may try to connect for ever.
+        starting.cancel()
+        await asyncio.wait({starting}, timeout=shutdown_timeout)
+        log.info("delay release: stopped before the broker had started")
+        return 0
+    if (error := starting.exception()) is not None:
         log.error("the broker could not be started: %s: %s", type(error).__name__, error)
         return 1
-    await stop.wait()
+    ended = asyncio.ensure_future(middleware.release_ended())
+    await asyncio.wait({stopping, ended}, return_when=asyncio.FIRST_COMPLETED)
+    failed = not stop.is_set()
+    stopping.cancel()
+    ended.cancel()
     try:
         await asyncio.wait_for(broker.shutdown(), shutdown_timeout)
     except asyncio.TimeoutError:
         log.warning("the broker did not shut down within %s s", shutdown_timeout)
-    log.info("delay release: stopped")
-    return 0
+    log.info("delay release: %s", "ended by itself, see above" if failed else "stopped")
+    return 1 if failed else 0

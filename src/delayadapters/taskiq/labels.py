@@ -39,6 +39,8 @@ RETRIES: Final = "_retries"
 DecoratorDelay: TypeAlias = Literal["auto", "send", "retry"]
 
 _MARK: Final = " (retry)"
+_SHOWN: Final = 100
+"""Characters of a bad value in an error's message."""
 _TIMEDELTA: Final = re.compile(r"(?:(-?\d+) days?, )?(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 
 
@@ -94,7 +96,7 @@ def read_request(
     if len(found) > 1:
         chosen = {name: value for name, value in found.items() if str(value) != str(own.get(name))}
         if len(chosen) != 1:
-            shown = " and ".join(f"{name}={value!r}" for name, value in found.items())
+            shown = " and ".join(f"{name}={_shown(value)}" for name, value in found.items())
             raise DelayLabelError(reason=f"give one of {', '.join(DELAY_LABELS)}; got {shown}")
         found = chosen
     if not found:
@@ -104,7 +106,7 @@ def read_request(
     try:
         resolve(request.delay, request.at, now=time.time_ns() // 1000)
     except (TypeError, ValueError) as error:
-        raise DelayLabelError(reason=f"label {name}={value!r}: {error}") from error
+        raise DelayLabelError(reason=f"label {name}={_shown(value)}: {error}") from error
     if request.delay is not None and _is_over(request.delay):
         request = Request(label=name)
     return replace(request, kept=kept)
@@ -175,9 +177,9 @@ def _relative(name: str, value: Any) -> Request:
             number = math.inf
     if number is None:
         hint = f"; for an absolute time use the label {DELAY_UNTIL}" if _looks_like_a_date(value) else ""
-        raise DelayLabelError(reason=f"label {name} must be a number of seconds, got {value!r}{hint}")
+        raise DelayLabelError(reason=f"label {name} must be a number of seconds, got {_shown(value)}{hint}")
     if not math.isfinite(number):
-        raise DelayLabelError(reason=f"label {name} must be a finite number of seconds, got {value!r}")
+        raise DelayLabelError(reason=f"label {name} must be a finite number of seconds, got {_shown(value)}")
     return Request(delay=number, label=name)
 
 
@@ -191,10 +193,19 @@ def _moment(value: Any) -> datetime:
             moment = None
     if not isinstance(moment, datetime):
         raise DelayLabelError(
-            reason=f"label {DELAY_UNTIL} must be an aware datetime (or its ISO 8601 form), got {value!r}; "
+            reason=f"label {DELAY_UNTIL} must be an aware datetime (or its ISO 8601 form), got {_shown(value)}; "
             f"for seconds from now use the label {DELAY}"
         )
     return moment.replace(tzinfo=timezone.utc) if moment.utcoffset() is None else moment
+
+
+def _shown(value: Any) -> str:
+    """For a message: short, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more than 4300 digits
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
 
 
 def _looks_like_a_date(value: Any) -> bool:

@@ -315,7 +315,21 @@ class DelayMiddleware(TaskiqMiddleware):
                 reason=f"{type(self.broker).__name__} was not started, so the delayed task {message.task_name} would "
                 "never be released here; call `await broker.startup()` first"
             )
-        await self._store(message, request)
+        try:
+            await self._store(message, request)
+        except Exception as error:
+            if RETRIES in message.labels:
+                # Nobody else says so: taskiq leaves the error to a task that nobody awaits (receiver.py, run_task).
+                log.error(
+                    "retry %s of task %s (%s) could not be stored; the attempt is not acknowledged, and runs again if "
+                    "its broker delivers it again, else the task is lost: %s: %s",
+                    message.labels[RETRIES],
+                    message.task_id,
+                    message.task_name,
+                    type(error).__name__,
+                    error,
+                )
+            raise
 
     def _without_delay(self, message: BrokerMessage, *, keep: bool) -> BrokerMessage:
         labels = {key: value for key, value in message.labels.items() if key not in DELAY_LABELS}
@@ -434,6 +448,12 @@ class DelayMiddleware(TaskiqMiddleware):
     def _works(self) -> bool:
         """Whether a worker or scheduler releases."""
         return self._embed and brokers.workers_send(self.broker)
+
+    async def release_ended(self) -> None:
+        """Returns when the release loop of this process has ended by itself, which it never should."""
+        releaser = self._releaser
+        if releaser is not None and releaser._tasks:
+            await asyncio.wait(releaser._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     async def _start(self) -> None:
         if self._releaser is not None:

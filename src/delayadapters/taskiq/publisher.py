@@ -104,10 +104,18 @@ class TaskiqPublisher:
                     raise UnknownTaskError(task_name=message.task_name)
                 self._run(message)
             else:
-                await asyncio.wait_for(self._kick(message), KICK_TIMEOUT)
+                await self._kick_in_time(message)
         except Exception as error:
             return error
         return None
+
+    async def _kick_in_time(self, message: BrokerMessage) -> None:
+        try:
+            await asyncio.wait_for(self._kick(message), KICK_TIMEOUT)
+        except asyncio.TimeoutError as error:
+            if str(error):
+                raise
+            raise asyncio.TimeoutError(f"no answer within {KICK_TIMEOUT:g} s") from error
 
     def _run(self, message: BrokerMessage) -> None:
         """InMemoryBroker(await_inplace=True): ``kick`` is the whole task, which must not hold up the others."""

@@ -1,4 +1,5 @@
-"""The application of the process tests. BROKER, BROKER_URL, QUEUE, DELAY_URL, LEASE say which broker."""
+"""The application of the process tests. BROKER, BROKER_URL, QUEUE, DELAY_URL, LEASE say which broker,
+KILL_AT where a releasing process ends."""
 
 from __future__ import annotations
 
@@ -38,6 +39,17 @@ delay = DelayMiddleware(
 )
 broker.with_middlewares(delay, SmartRetryMiddleware(default_delay=1.0))
 broker.with_result_backend(taskiq_redis.RedisAsyncResultBackend(DELAY_URL))
+
+if gap := os.environ.get("KILL_AT"):
+    native = delay._native_kick
+
+    async def killed(message):
+        """A leased release, and the process ends: "claimed", before the broker has it; "kicked", before the ack."""
+        if gap == "kicked":
+            await native(message)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    delay._native_kick = killed
 
 source = DelayScheduleSource(broker)
 scheduler = TaskiqScheduler(broker, [source, LabelScheduleSource(broker)])

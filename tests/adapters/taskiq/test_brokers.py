@@ -34,7 +34,7 @@ async def delayed(broker, task, count=5, **labels):
         await task.kicker().with_labels(delay=0.2 + n / 50, **labels).kiq(time.time() + 0.2 + n / 50)
         for n in range(count)
     ]
-    results = [await one.wait_result(check_interval=0.01, timeout=20) for one in tasks]
+    results = [await one.wait_result(check_interval=0.01, timeout=40) for one in tasks]
     return [result.return_value for result in results]
 
 
@@ -270,6 +270,22 @@ async def test_an_outage_burns_nobodys_attempts(server, error):
         broker.error = None
         await wait_until_async(lambda: len(broker.kicked) == 3, timeout=20)
     assert [message.task_id for message in broker.kicked] == ["0", "1", "2"], "in due order"
+
+
+async def test_a_broker_that_does_not_answer_is_down(server, monkeypatch, caplog):
+    monkeypatch.setattr("delayadapters.taskiq.publisher.KICK_TIMEOUT", 0.2)
+    broker = custom(server)
+    task = add_task(broker)
+
+    async def never(message):
+        await asyncio.sleep(60)
+
+    broker.delay._native_kick = never
+    async with started(broker):
+        await task.kicker().with_labels(delay=0.01).kiq(1)
+        await wait_until_async(lambda: broker.delay.releaser_stats.pauses >= 1)
+        assert [job.attempts for job in (await broker.delay.queue.jobs()).jobs] in ([0], [])
+    assert "TimeoutError: no answer within 0.2 s" in caplog.text
 
 
 async def test_a_message_that_is_refused_is_retried_then_dead_and_stops_no_other(server):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 
 import pytest
 import redis
-from taskiq import InMemoryBroker, async_shared_broker
+from taskiq import InMemoryBroker, SmartRetryMiddleware, async_shared_broker
 from taskiq.exceptions import SendTaskError
-from taskiq_redis import ListQueueBroker
+from taskiq_redis import ListQueueBroker, RedisStreamBroker
 
 from delayadapters import AsyncDelayQueue, DelayQueue, OutOfMemory, PayloadTooLarge, RedisUnavailable, WrongKeyType
 from delayadapters.taskiq import DelayLabelError, DelayMiddleware
-from delaytests.taskiqs import started
+from delaytests import wait_until_async
+from delaytests.taskiqs import started, working
 
 
 def add_task(broker):
@@ -54,6 +56,53 @@ async def test_redis_down(make_broker, start_redis):
         server.restart()
         await task.kicker().with_labels(delay=5).kiq()
         assert (await broker.delay.queue.stats()).waiting == 1, "nothing of the failed ones"
+
+
+@pytest.mark.parametrize("cls", [ListQueueBroker, RedisStreamBroker], ids=["list", "stream"])
+async def test_a_retry_that_cannot_be_stored_is_said_and_lost_only_where_nothing_is_acknowledged(
+    make_broker, start_redis, cls, caplog
+):
+    """The delays' Redis is away, the broker's is not. taskiq itself leaves the error to a task nobody awaits."""
+    away = start_redis()
+    options = {"idle_timeout": 100, "xread_block": 100, "unacknowledged_lock_timeout": 5.0}
+    broker = make_broker(
+        cls,
+        SmartRetryMiddleware(default_delay=0.1, default_retry_count=2),
+        delay={"url": away.url, "timeout": 1.0, "embed": False},
+        **(options if cls is RedisStreamBroker else {}),
+    )
+    ran = []
+
+    @broker.task(task_name="fail", retry_on_error=True)
+    async def fail():
+        ran.append(time.monotonic())
+        raise ValueError
+
+    @broker.task(task_name="other")
+    async def other():
+        return "ran"
+
+    def said():
+        return [r for r in caplog.records if r.name == "delayadapters.taskiq" and r.levelname == "ERROR"]
+
+    async with working(broker):
+        away.kill()
+        sent = await fail.kiq()
+        (record, *_) = await wait_until_async(said, timeout=20)
+        assert time.monotonic() - ran[0] < 10, "within the time-out, and a try on a busy machine"
+        assert f"retry 1 of task {sent.task_id} (fail) could not be stored" in record.getMessage()
+        assert "RedisUnavailable" in record.getMessage()
+
+        async def delivered_again():
+            assert (await (await other.kiq()).wait_result(0.02, 10)).return_value == "ran", "the worker goes on"
+            return len(ran) > 1
+
+        if cls is RedisStreamBroker:
+            await wait_until_async(delivered_again, timeout=20, interval=0.1)
+        else:
+            assert not await delivered_again()
+            assert not await sent.is_ready()
+    gc.collect()  # the error that nobody awaited is told about here, and not in another test
 
 
 async def test_redis_full(make_broker, start_redis):

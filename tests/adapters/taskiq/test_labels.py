@@ -82,6 +82,23 @@ def test_later_than_2250(value):
         read({"delay_until": "2251-01-01T00:00:00+00:00"})
 
 
+@pytest.mark.parametrize("label", ["delay", "x_delay", "delay_until"])
+@pytest.mark.parametrize("value", ["x" * 1_000_000, ["x"] * 100_000, {"x": 10**4299}], ids=["text", "list", "number"])
+def test_a_message_is_short_whatever_the_value(label, value):
+    with pytest.raises(DelayLabelError) as caught:
+        read({label: value})
+    assert label in str(caught.value)
+    assert len(str(caught.value)) < 400
+    with pytest.raises(DelayLabelError) as caught:
+        read({label: value, "delay_until" if label != "delay_until" else "delay": "y" * 1_000_000})
+    assert len(str(caught.value)) < 600
+
+
+def test_a_number_too_long_to_be_shown():
+    with pytest.raises(DelayLabelError, match=r"got a huge int"):
+        read({"delay": 10**5000})
+
+
 NOON = datetime(2040, 5, 6, 12, 0, 0, 123456, tzinfo=UTC)
 
 

@@ -61,7 +61,7 @@ async def test_a_delayed_task_waits_in_redis_and_comes_on_time(make_broker, clie
         job = await broker.delay.queue.get(task.task_id)
         assert job.meta == {"task": late.task_name, "queue": queue_name}
         assert client.llen(queue_name) == 0
-        result = await task.wait_result(check_interval=0.01, timeout=10)
+        result = await task.wait_result(check_interval=0.01, timeout=30)
     assert result.return_value > -0.001
     assert not result.is_err
 
@@ -95,7 +95,7 @@ async def test_label_types_arguments_and_ids_survive(make_broker):
         kicker = look.kicker().with_labels(delay=0.05, **labels).with_task_id("my-id")
         task = await kicker.kiq({"x": [1, None]}, b="ü")
         assert task.task_id == "my-id"
-        await task.wait_result(check_interval=0.01, timeout=10)
+        await task.wait_result(check_interval=0.01, timeout=30)
     assert seen == [({"x": [1, None]}, "ü", labels, "my-id")]
 
 
@@ -114,7 +114,7 @@ async def test_every_serializer(make_broker, serializer, direct):
 
     async with working(broker):
         task = await echo.kicker().with_labels(delay=0.05).kiq({"a": [1, 2.5, "ü"]})
-        result = await task.wait_result(check_interval=0.01, timeout=10)
+        result = await task.wait_result(check_interval=0.01, timeout=30)
     assert result.return_value == {"a": [1, 2.5, "ü"]}
 
 
@@ -150,7 +150,7 @@ async def test_a_custom_formatter(make_broker):
 
     async with working(broker):
         task = await echo.kicker().with_labels(delay=0.05).kiq(7)
-        assert (await task.wait_result(check_interval=0.01, timeout=10)).return_value == 7
+        assert (await task.wait_result(check_interval=0.01, timeout=30)).return_value == 7
 
 
 async def test_a_formatter_that_only_workers_can_read(make_broker, caplog):
@@ -165,7 +165,7 @@ async def test_a_formatter_that_only_workers_can_read(make_broker, caplog):
     assert "cannot read its own messages" in caplog.text
     broker.formatter.sealed = False
     async with working(broker):
-        assert (await task.wait_result(check_interval=0.01, timeout=10)).return_value == ["other"]
+        assert (await task.wait_result(check_interval=0.01, timeout=30)).return_value == ["other"]
 
 
 async def test_send_hooks_run_once_at_scheduling(make_broker):
@@ -179,7 +179,7 @@ async def test_send_hooks_run_once_at_scheduling(make_broker):
     async with working(broker):
         task = await trace.kicker().with_labels(delay=0.05).kiq()
         assert hooks.seen == ["pre_send", "post_send delay=0.05"], "an admin sees the delay"
-        result = await task.wait_result(check_interval=0.01, timeout=10)
+        result = await task.wait_result(check_interval=0.01, timeout=30)
     assert result.return_value == {"trace": "abc"}
     assert hooks.seen == ["pre_send", "post_send delay=0.05", "pre_execute"]
 
@@ -194,7 +194,7 @@ async def test_decorator_labels(make_broker):
     async with working(broker):
         task = await late.kiq(time.time() + 0.3)
         assert await broker.delay.queue.get(task.task_id) is not None
-        assert (await task.wait_result(check_interval=0.01, timeout=10)).return_value > -0.001
+        assert (await task.wait_result(check_interval=0.01, timeout=30)).return_value > -0.001
 
 
 @pytest.mark.parametrize("labels", [{}, {"delay": None}, {"delay": 0}, {"delay": -3}, {"x_delay": "None"}])
@@ -247,7 +247,7 @@ async def test_a_past_time_runs_at_once(make_broker):
 
     async with working(broker):
         task = await ran.kicker().with_labels(delay_until=datetime(2001, 1, 1, tzinfo=timezone.utc)).kiq()
-        assert (await task.wait_result(check_interval=0.01, timeout=10)).return_value is True
+        assert (await task.wait_result(check_interval=0.01, timeout=30)).return_value is True
 
 
 async def test_shared_tasks_and_with_broker(make_broker, queue_name):
@@ -264,7 +264,7 @@ async def test_shared_tasks_and_with_broker(make_broker, queue_name):
             first = await shared.kicker().with_labels(delay=0.05).kiq()
             assert (await one.delay.queue.get(first.task_id)).meta["queue"] == queue_name
             second = await shared.kicker().with_broker(other).with_labels(delay=0.05).kiq()
-            result = await second.wait_result(check_interval=0.01, timeout=10)
+            result = await second.wait_result(check_interval=0.01, timeout=30)
             assert result.return_value == "ran"
             assert await one.delay.queue.get(first.task_id) is not None, "nobody works for this one"
     finally:
@@ -295,7 +295,7 @@ async def test_a_message_may_be_large(make_broker):
 
     async with working(broker):
         task = await size.kicker().with_labels(delay=0.05).kiq("x" * 3_000_000)
-        assert (await task.wait_result(check_interval=0.01, timeout=20)).return_value == 3_000_000
+        assert (await task.wait_result(check_interval=0.01, timeout=40)).return_value == 3_000_000
 
 
 async def test_a_queue_of_ones_own(make_broker, server, queue_name):
@@ -309,7 +309,7 @@ async def test_a_queue_of_ones_own(make_broker, server, queue_name):
         assert broker.delay.name == "mine"
         async with working(broker):
             task = await ran.kicker().with_labels(delay=0.05).kiq()
-            assert (await task.wait_result(check_interval=0.01, timeout=10)).return_value is True
+            assert (await task.wait_result(check_interval=0.01, timeout=30)).return_value is True
         assert await queue.stats(), "the queue is its owner's to close"
 
 
@@ -323,7 +323,7 @@ async def test_the_brokers_own_redis_is_the_default(make_broker, server):
 
         async with working(broker):
             task = await ran.kicker().with_labels(delay=0.05).kiq()
-            assert (await task.wait_result(check_interval=0.01, timeout=10)).return_value is True
+            assert (await task.wait_result(check_interval=0.01, timeout=30)).return_value is True
 
 
 def test_names_tell_brokers_apart_and_processes_not(server, queue_name):
@@ -358,6 +358,27 @@ async def test_two_brokers_on_one_redis_release_only_their_own(make_broker, clie
         assert await one.delay.queue.cancel(sent.task_id) is Outcome.CANCELLED
 
 
+async def test_other_frameworks_on_one_redis_keep_what_is_theirs(make_broker, server):
+    """Under the names which the other adapters choose by themselves."""
+    theirs = ["delayadapters", "delayadapters:arq", "delayadapters:celery:redis:0", "delayadapters:taskiq:stream:0:x"]
+    queues = [AsyncDelayQueue.from_url(server.url, name=name) for name in theirs]
+    for queue in queues:
+        await queue.schedule(b"not a message of taskiq's", delay=0, id="theirs")
+    broker = make_broker()
+
+    @broker.task
+    async def ran():
+        return True
+
+    async with working(broker):
+        task = await ran.kicker().with_labels(delay=0.3).kiq()
+        assert (await task.wait_result(check_interval=0.01, timeout=30)).return_value is True
+    for queue in queues:
+        stats = await queue.stats()
+        assert (stats.waiting, stats.due, stats.leased, stats.dead) == (1, 1, 0, 0), queue.name
+        await queue.aclose()
+
+
 async def test_a_subclass_with_its_own_kick_is_released_through_it(make_broker, client, queue_name):
     class Mine(ListQueueBroker):
         kicked = 0
@@ -375,7 +396,7 @@ async def test_a_subclass_with_its_own_kick_is_released_through_it(make_broker, 
 
     async with working(broker):
         task = await ran.kicker().with_labels(delay=0.05).kiq()
-        assert (await task.wait_result(check_interval=0.01, timeout=10)).return_value is True
+        assert (await task.wait_result(check_interval=0.01, timeout=30)).return_value is True
     assert broker.kicked == 1
 
 

@@ -48,7 +48,7 @@ async def test_schedule_by_time_without_a_scheduler(broker, naive):
         from taskiq import AsyncTaskiqTask
 
         task = AsyncTaskiqTask("my-task", broker.result_backend)
-        result = await task.wait_result(check_interval=0.01, timeout=10)
+        result = await task.wait_result(check_interval=0.01, timeout=30)
         assert datetime.now(UTC) >= due
     assert result.return_value == [7, "my-task", {"a": "1", "schedule_id": created.schedule_id}], "text, as natively"
 
@@ -118,7 +118,7 @@ async def test_a_leased_schedule_keeps_its_task_id(make_broker, leased):
         await look.kicker().with_task_id("the-task").schedule_by_time(DelayScheduleSource(broker), soon(0.05))
         from taskiq import AsyncTaskiqTask
 
-        result = await AsyncTaskiqTask("the-task", broker.result_backend).wait_result(0.01, 10)
+        result = await AsyncTaskiqTask("the-task", broker.result_backend).wait_result(0.01, 30)
     assert result.return_value == "the-task"
     assert kicked == (["the-task"] if leased else [])
 
@@ -159,7 +159,7 @@ async def test_beside_the_stock_scheduler_nothing_is_sent_twice(broker):
         created = await broker.look.schedule_by_time(broker.source, soon(0.3), 1)
         from taskiq import AsyncTaskiqTask
 
-        await AsyncTaskiqTask(created.schedule_id, broker.result_backend).wait_result(0.01, 10)
+        await AsyncTaskiqTask(created.schedule_id, broker.result_backend).wait_result(0.01, 30)
         assert broker.delay.releaser_stats.direct == 1
         began = time.time()
         assert (await broker.delay.queue.stats()).waiting == 0

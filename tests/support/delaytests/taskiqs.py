@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,8 @@ class App:
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self.folder = folder
-        self.env = os.environ | env | {"PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"}
+        paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.env = os.environ | env | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *command: str, **env: str) -> subprocess.Popen[bytes]:
@@ -80,7 +80,7 @@ class App:
     def log(self, process: subprocess.Popen[bytes]) -> str:
         return (self.folder / f"process-{self.processes.index(process)}.log").read_text(errors="replace")
 
-    def wait_for(self, process: subprocess.Popen[bytes], text: str, timeout: float = 40) -> None:
+    def wait_for(self, process: subprocess.Popen[bytes], text: str, timeout: float = 100) -> None:
         def said() -> bool:
             assert_log = self.log(process)
             if process.poll() is not None and text not in assert_log:
@@ -96,12 +96,11 @@ class App:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def stop(self, process: subprocess.Popen[bytes], timeout: float = 20) -> float:
-        """SIGTERM to the process; answers how many seconds it took."""
-        began = time.monotonic()
+    @staticmethod
+    def stop(process: subprocess.Popen[bytes], timeout: float = 60) -> None:
+        """SIGTERM to the process; returns when it has ended."""
         process.terminate()
         process.wait(timeout)
-        return time.monotonic() - began
 
     def close(self) -> None:
         for process in self.processes:
