@@ -147,7 +147,14 @@ def test_a_repeated_request_counts_once(make_queue, redis_client):
             answer = send(redis_client, request)
     acks = [one.entry for one in answer.claims]
     ack = commands.claim(
-        keys, asker, 2, lease=30_000_000, limit=0, fence=answer.lease, acks=acks, late={LATE_COUNTS[0]: 1, "late:sum": 7}
+        keys,
+        asker,
+        2,
+        lease=30_000_000,
+        limit=0,
+        fence=answer.lease,
+        acks=acks,
+        late={LATE_COUNTS[0]: 1, "late:sum": 7},
     )
     for _ in range(3):
         send(redis_client, ack)

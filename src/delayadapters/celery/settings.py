@@ -8,7 +8,7 @@
 ``delayadapters_on_unavailable``      ``"raise"`` (default) or ``"native"``: what becomes of a delayed task while the
                                       delay Redis refuses it
 ``delayadapters_embed``               run a release loop in each worker (default true)
-``delayadapters_metrics_port``        where a worker's release loop serves metrics; default: nowhere. See :mod:`.metrics`
+``delayadapters_metrics_port``        where a worker's loop serves metrics; default: nowhere. See :mod:`.metrics`
 ``delayadapters_metrics_host``        the address to listen on (default 127.0.0.1)
 ``delayadapters_direct``              release inside Redis where the broker is that Redis, see :mod:`.direct` (default
                                       true)
