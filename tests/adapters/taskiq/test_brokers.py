@@ -288,6 +288,27 @@ async def test_a_broker_that_does_not_answer_is_down(server, monkeypatch, caplog
     assert "TimeoutError: no answer within 0.2 s" in caplog.text
 
 
+async def test_a_shutdown_does_not_wait_for_a_broker_that_hangs(server, monkeypatch, caplog):
+    """taskiq gives a worker's shutdown 5 s in all. What the loop held comes back by its lease."""
+    monkeypatch.setattr("delayadapters.taskiq.middleware.STOP_TIMEOUT", 0.2)
+    broker = custom(server)
+    task = add_task(broker)
+    kicked = asyncio.Event()
+
+    async def never(message):
+        kicked.set()
+        await asyncio.sleep(600)
+
+    broker.delay._native_kick = never
+    async with started(broker):
+        await task.kicker().with_labels(delay=0.01).kiq(1)
+        await asyncio.wait_for(kicked.wait(), 30)
+        await asyncio.wait_for(broker.shutdown(), 30)
+        assert "not ended within 0.2 s" in caplog.text
+        stats = await broker.delay.queue.stats()
+        assert stats.waiting + stats.leased == 1
+
+
 async def test_a_message_that_is_refused_is_retried_then_dead_and_stops_no_other(server):
     broker = custom(server, max_attempts=1)
     task = add_task(broker)
