@@ -243,13 +243,14 @@ def schedule(bench: Bench) -> list[Row]:
 def memory(bench: Bench) -> list[Row]:
     """What a worker and its processes grow by while tasks wait for an hour."""
     rows = []
-    for count in (bench.size(10_000, 1000), bench.size(50_000, 3000)):
-        grown = {}
+    for count in (0, bench.size(10_000, 1000), bench.size(25_000, 2000), bench.size(50_000, 3000)):
+        grown, empty = {}, {}
         for kind in ("direct", "native"):
             progress(f"{count} waiting, {kind}")
             fresh(bench)
             with worker(kind, bench.url, "prefork") as process:
                 before = resident(process.pid)
+                empty[kind] = before / 1e6
                 app = an_app(bench, kind, bench.url)
                 for number in range(count):
                     app.tasks["note"].apply_async((number, 1.5), countdown=3600)
@@ -261,10 +262,10 @@ def memory(bench: Bench) -> list[Row]:
                 f"worker memory, {count:,} waiting, MB more than before; beside native",
                 f"{grown['direct']:.1f}",
                 f"{grown['native']:.1f}",
-                times(grown["direct"] / grown["native"]),
+                times(grown["direct"] / grown["native"]) if count else "–",
                 "0 a job",
                 grown["direct"] < 3.0,
-                grown,
+                {"waiting": count, "grown_mb": grown, "empty_mb": empty},
                 grown,
             )
         )

@@ -67,10 +67,17 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def command_line() -> str:
+    """What was called, without where the results went."""
+    words = iter(sys.argv[1:])
+    kept = [word for word in words if not (word.startswith("--out") and (word != "--out" or next(words, None)))]
+    return shlex.join([f"benchmarks/{Path(sys.argv[0]).name}", *kept])
+
+
 def write(path: Path, name: str, rows: list[Row], facts: dict[str, Any], seconds: float) -> None:
     result = {
         "benchmark": name,
-        "command": shlex.join(["benchmarks/run.py", *sys.argv[1:]]),
+        "command": command_line(),
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
         "machine": facts,

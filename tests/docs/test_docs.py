@@ -6,6 +6,7 @@ environment, in a namespace of its own; everywhere else it is not collected.
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import re
 import subprocess
@@ -14,6 +15,7 @@ import types
 from pathlib import Path
 
 import pytest
+import yaml
 
 from delaytests import RedisServer
 
@@ -21,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRAMEWORK = re.compile(r"^\s*(?:from|import) (?:delayadapters\.)?(celery|arq|taskiq)\b", re.MULTILINE)
-LANGUAGES = {"python", "console", "mermaid", "text", "ini", "redis"}
-"""`redis` blocks are run by the tests of the page they are in (ACL)."""
+LANGUAGES = {"python", "console", "mermaid", "text", "ini", "redis", "yaml"}
+"""`redis` blocks are run by the tests of the page they are in (ACL), or below; `ini` and `yaml` are read below."""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -75,6 +77,57 @@ if FRAMEWORK_BLOCKS:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_blocks_are_of_a_known_kind(page: Path) -> None:
     assert {lang for lang, _ in blocks(page)} <= LANGUAGES, "a block nobody runs: give it a language that is tested"
+
+
+def blocks_of(lang: str) -> list:
+    return [
+        pytest.param(code, id=f"{name(page)}-{number}")
+        for page in PAGES
+        for number, (found, code) in enumerate(blocks(page))
+        if found == lang
+    ]
+
+
+@pytest.mark.parametrize("code", blocks_of("yaml"))
+def test_yaml_blocks_are_what_they_seem(code: str) -> None:
+    """Compose files and Kubernetes manifests have what those demand, and name things that are there."""
+    for document in yaml.safe_load_all(code):
+        if "services" in document:
+            services = document["services"]
+            assert all({"image", "build"} & service.keys() for service in services.values())
+            for service in services.values():
+                assert set(service.get("depends_on", ())) <= services.keys()
+                volumes = [volume.split(":")[0] for volume in service.get("volumes", ()) if volume[0] not in "./"]
+                assert set(volumes) <= document.get("volumes", {}).keys()
+        elif "kind" in document:
+            assert {"apiVersion", "kind", "metadata"} <= document.keys()
+            assert document["metadata"]["name"]
+            if document["kind"] == "Deployment":
+                spec = document["spec"]
+                labels = spec["template"]["metadata"]["labels"]
+                assert spec["selector"]["matchLabels"].items() <= labels.items(), "it would select none of its own pods"
+                assert all({"name", "image"} <= one.keys() for one in spec["template"]["spec"]["containers"])
+        else:
+            assert isinstance(document, dict), "no mapping"
+
+
+@pytest.mark.parametrize("code", blocks_of("ini"))
+def test_ini_blocks_parse(code: str) -> None:
+    """systemd units also have what starts them."""
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(code)
+    if "Unit" in parser:
+        assert parser["Service"]["ExecStart"].startswith("/"), "systemd wants an absolute path"
+
+
+def test_redis_settings_in_deploy_are_accepted(start_redis) -> None:
+    client = start_redis(args=()).client()
+    said = [code for lang, code in blocks(ROOT / "docs/how-to/deploy.md") if lang == "redis"]
+    assert said
+    for line in "".join(said).splitlines():
+        if line != "CONFIG REWRITE":  # the test's server has no configuration file
+            assert client.execute_command(*line.split()) in (b"OK", True), line
 
 
 def test_make_targets_in_the_docs_exist() -> None:

@@ -1,0 +1,44 @@
+"""What mkdocs does besides its own, so that every page reads well on a forge and on the site.
+
+- ``docs/index.md`` begins with README.md, its links turned.
+- ``> [!NOTE]`` (a forge's notes) becomes an admonition.
+- Pages with a diagram load Mermaid from this site, not from somebody else's.
+- Roles in docstrings (``:class:`~package.Name```) become the name.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+README = "<!-- README.md -->"
+NOTE = re.compile(r"^> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n((?:>.*\n?)+)", re.MULTILINE)
+KINDS = {"IMPORTANT": "info", "CAUTION": "danger"}
+ROLE = re.compile(r":(?:class|meth|func|attr|mod|exc|data):<code>~?([\w.]+)</code>")
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    if README in markdown:
+        markdown = markdown.replace(README, readme(Path(config["config_file_path"]).parent / "README.md"))
+    return NOTE.sub(admonition, markdown)
+
+
+def readme(path: Path) -> str:
+    """README.md as a page of docs/: the links into docs/ lose that folder."""
+    text = path.read_text("utf-8")
+    return re.sub(r'(\]\(|src="|srcset=")docs/', r"\1", text)
+
+
+def admonition(found: re.Match[str]) -> str:
+    kind = found.group(1)
+    lines = [line.removeprefix(">").removeprefix(" ") for line in found.group(2).splitlines()]
+    body = "\n".join(f"    {line}".rstrip() for line in lines)
+    return f"!!! {KINDS.get(kind, kind.lower())}\n{body}\n"
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    if 'class="mermaid"' in html:
+        up = "../" * page.url.count("/")
+        html = f'<script src="{up}assets/mermaid.tiny.js"></script>\n{html}'
+    return ROLE.sub(lambda found: f"<code>{found.group(1).rpartition('.')[2]}</code>", html)
