@@ -108,7 +108,3 @@ def main(ctx: click.Context, url: str | None, name: str, shards: int, timeout: f
     own = OwnQueue(url, name, shards, timeout)
     ctx.obj = own
     sit_down(ctx, own.desk())
-
-
-if __name__ == "__main__":
-    main()

@@ -247,17 +247,13 @@ def _batches(file: IO[str], salt: str) -> Iterator[tuple[list[Incoming], bool, i
         line = _parsed(text, number)
         if state == "header":
             if line.get("delayadapters") != FORMAT:
-                raise Spoilt(
-                    f"line {number}: not written by delayadapters export (format {FORMAT}); nothing was stored"
-                )
+                raise Spoilt(f"line {number}: not what delayadapters export writes (format {FORMAT})")
             state = "jobs"
         elif state == "end":
             raise Spoilt(f"line {number}: something follows the end; import one export at a time")
         elif line.get("end"):
             if line.get("jobs") != count:
-                raise Spoilt(
-                    f"line {number}: the export had {line.get('jobs')} jobs, {count} were read: lines are missing"
-                )
+                raise Spoilt(f"lines are missing: the export had {line.get('jobs')} jobs, {count} were read")
             state = "end"
         else:
             try:
@@ -291,7 +287,7 @@ def _parsed(text: str, number: int) -> dict[str, Any]:
 
 
 def _incoming(line: Mapping[str, Any], salt: str) -> Incoming:
-    from ..due import LATEST_DUE, check_id
+    from ..due import LATEST_DUE, check_id, check_meta
     from ..jobs import State
     from ..redis.records import RAW, pack, with_state
     from ..redis.steering import Incoming
@@ -306,7 +302,9 @@ def _incoming(line: Mapping[str, Any], salt: str) -> Incoming:
         return Incoming(check_id(line["id"]), token, State.DEAD, score, due, flags, tail)
     release = line.get("release")
     payload = base64.b64decode(line["payload"], validate=True)
-    flags, tail = pack(payload, line.get("meta"), None if release is None else [_command(words) for words in release])
+    flags, tail = pack(
+        payload, check_meta(line.get("meta")), None if release is None else [_command(words) for words in release]
+    )
     state = (line.get("attempts", 0), line.get("requeues", 0), line.get("reason", ""), line.get("released", 0))
     if not all(isinstance(number, int) and number >= 0 for number in (state[0], state[1], state[3])):
         raise ValueError(f"attempts, requeues and released must be numbers, got {state}")
