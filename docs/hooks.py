@@ -3,6 +3,7 @@
 - ``docs/index.md`` begins with README.md, its links turned.
 - ``> [!NOTE]`` (a forge's notes) becomes an admonition.
 - Pages with a diagram load Mermaid from this site, not from somebody else's.
+- A page that mkdocs.yml does not name comes last in the section of its folder.
 - Roles in docstrings (``:class:`~package.Name```) become the name.
 """
 
@@ -16,6 +17,26 @@ README = "<!-- README.md -->"
 NOTE = re.compile(r"^> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n((?:>.*\n?)+)", re.MULTILINE)
 KINDS = {"IMPORTANT": "info", "CAUTION": "danger"}
 ROLE = re.compile(r":(?:class|meth|func|attr|mod|exc|data):<code>~?([\w.]+)</code>")
+
+
+def on_config(config: Any) -> Any:
+    complete(config["nav"], Path(config["docs_dir"]))
+    return config
+
+
+def complete(nav: list[Any], docs: Path) -> None:
+    """A new page needs no line in mkdocs.yml: it goes where its neighbours are."""
+    sections = [pages for entry in nav for pages in entry.values()]
+    for page in sorted(docs.rglob("*.md")):
+        path = page.relative_to(docs).as_posix()
+        if not any(path in names(pages) for pages in sections):
+            folder = path.rpartition("/")[0]
+            home = [pages for pages in sections if any(name.rpartition("/")[0] == folder for name in names(pages))]
+            home[-1].append(path)
+
+
+def names(pages: list[Any]) -> list[str]:
+    return [entry if isinstance(entry, str) else next(iter(entry.values())) for entry in pages]
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

@@ -1,0 +1,67 @@
+"""What docs/hooks.py makes of the pages. Building the site is `make docs`, which fails on a broken link."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+assert spec is not None
+assert spec.loader is not None
+hooks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(hooks)
+
+
+def rendered(page: Path) -> str:
+    config = {"config_file_path": str(ROOT / "mkdocs.yml")}
+    return hooks.on_page_markdown(page.read_text("utf-8"), page=None, config=config, files=None)
+
+
+def test_the_home_page_is_the_readme_with_links_that_work_there() -> None:
+    text = rendered(DOCS / "index.md")
+    assert "# delayadapters" in text
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    assert len(links) > 30
+    for link in links:
+        assert (DOCS / link).exists(), f"{link} leads nowhere on the site"
+
+
+def test_every_page_is_in_the_navigation(tmp_path) -> None:
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8")))
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert listed <= pages, "mkdocs.yml names pages that are not there"
+    nav = [{"Start": ["index.md"]}, {"How to": ["how-to/arq.md", {"Celery": "how-to/celery.md"}]}]
+    for path in ("index.md", "how-to/arq.md", "how-to/celery.md", "how-to/new.md"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+    hooks.complete(nav, tmp_path)
+    assert nav[0] == {"Start": ["index.md"]}
+    assert nav[1]["How to"] == ["how-to/arq.md", {"Celery": "how-to/celery.md"}, "how-to/new.md"]
+
+
+def test_notes_of_a_forge_become_admonitions() -> None:
+    text = hooks.on_page_markdown("a\n\n> [!WARNING]\n> one\n> two\n\nb", page=None, config=None, files=None)
+    assert text == "a\n\n!!! warning\n    one\n    two\n\nb"
+
+
+@pytest.mark.parametrize(("url", "up"), [("", ""), ("architecture/", "../"), ("how-to/arq/", "../../")])
+def test_diagrams_load_mermaid_from_the_site_itself(url: str, up: str) -> None:
+    page = SimpleNamespace(url=url)
+    html = hooks.on_page_content('<pre class="mermaid">', page=page, config=None, files=None)
+    assert html.startswith(f'<script src="{up}assets/mermaid.tiny.js">')
+    assert hooks.on_page_content("<p>", page=page, config=None, files=None) == "<p>"
+    assert (DOCS / "assets" / "mermaid.tiny.js").exists()
+
+
+def test_roles_in_docstrings_become_names() -> None:
+    html = hooks.on_page_content(
+        ":class:<code>~a.b.Queue</code>", page=SimpleNamespace(url=""), config=None, files=None
+    )
+    assert html == "<code>Queue</code>"
