@@ -251,10 +251,15 @@ def executions(out: Path) -> Callable[[], list[Execution]]:
 
 @pytest.fixture
 def celeryd(out: Path, tmp_path: Path) -> Iterator[Callable[..., Celeryd]]:
-    """``celeryd(conf, *arguments, ready="ready.") -> Celeryd``, started and ready; killed after the test."""
+    """``celeryd(conf, *arguments, ready="ready.", program=None) -> Celeryd``, started and ready; killed after the test.
+
+    ``program``: what stands before ``-A delay_app``; ``python -m celery`` of this environment.
+    """
     started: list[Celeryd] = []
 
-    def start(conf: dict[str, Any], *arguments: str, ready: str | None = " ready.") -> Celeryd:
+    def start(
+        conf: dict[str, Any], *arguments: str, ready: str | None = " ready.", program: Sequence[str] | None = None
+    ) -> Celeryd:
         log_file = tmp_path / f"log-{len(started)}"
         environment = {
             **os.environ,
@@ -265,7 +270,7 @@ def celeryd(out: Path, tmp_path: Path) -> Iterator[Callable[..., Celeryd]]:
         }
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "delay_app", *arguments],
+                [*(program or (sys.executable, "-m", "celery")), "-A", "delay_app", *arguments],
                 cwd=HERE, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         found = Celeryd(process, log_file)
