@@ -18,7 +18,7 @@ from kombu.compression import decompress
 from kombu.serialization import loads, prepare_accept_content
 
 from ..jobs import Job
-from .message import DUE_HEADER, Message
+from .message import Message, with_due
 from .signals import announce, task_delay_cancelled
 
 __all__ = ["announce_cancelled", "request_of"]
@@ -65,7 +65,7 @@ def request_of(app: Celery, job: Job) -> Context:
     """The task request that a worker would have made of the stored message (protocol 1 or 2)."""
     message = Message.unpack(job.payload)
     body: Any = message.body
-    headers = dict(message.headers)
+    headers = with_due(message.headers, job.due_at.isoformat())
     if headers.get("compression"):
         body = decompress(body, headers["compression"])
     accept = prepare_accept_content(app.conf.accept_content)
@@ -81,5 +81,4 @@ def request_of(app: Celery, job: Job) -> Context:
         correlation_id=message.properties.get("correlation_id"),
         delivery_info={"exchange": message.exchange, "routing_key": message.routing_key},
     )
-    fields[DUE_HEADER] = job.due_at.isoformat()
     return Context(fields)

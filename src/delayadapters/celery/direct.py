@@ -34,7 +34,7 @@ from kombu.utils import json
 from ..jobs import Command, Payload
 from ..redis.commands import Extras
 from ..redis.records import Packed
-from .message import DUE_HEADER, Message
+from .message import DUE_HEADER, Message, with_due, without_due
 from .places import RedisPlace, broker_place
 from .settings import Settings
 
@@ -46,7 +46,8 @@ _HEAD: Final = '{"properties": {"delivery_tag": "", '
 _TAIL: Final = f'"{DUE_HEADER}": ""}}}}'
 _OPEN: Final = '{"properties": {"delivery_tag": "'
 _CLOSE: Final = '"}}'
-_CUT: Final = len(_CLOSE)
+# Where the headers have headers of their own, the due time is in these, too (see message.with_due).
+_BETWEEN: Final = f'"}}, "{DUE_HEADER}": "'
 
 _PLANS: Final = 1_000
 _REASONS: Final = 20
@@ -76,7 +77,7 @@ class DirectRelease:
         self._refusal: str | None = None
         self._asked = False
         self._told: set[str] = set()
-        self._plans: dict[tuple[str, int, tuple[bytes, ...]], Sequence[Command] | str] = {}
+        self._plans: dict[tuple[str, int, tuple[bytes, ...], bool], Sequence[Command] | str] = {}
         self._declared: set[tuple[bytes, ...]] = set()
 
     def refusal(self) -> str | None:
@@ -117,10 +118,12 @@ class DirectRelease:
         wire = kombu.wire(message)
         priority = wire["properties"]["priority"]
         text: str = kombu.dumps(wire)
-        if not (text.startswith(_HEAD) and text.endswith(_TAIL)):
+        own = isinstance(wire["headers"].get("headers"), dict)
+        close = f"{_BETWEEN}{_CLOSE}" if own else _CLOSE
+        if not (text.startswith(_HEAD) and text.endswith(_TAIL) and text.endswith(f'"{DUE_HEADER}": "{close}')):
             raise _Leased("kombu writes its JSON in another form")
         declarations = tuple(message.declare)
-        key = (message.routing_key, priority, declarations)
+        key = (message.routing_key, priority, declarations, own)
         found = self._plans.get(key)
         if found is None:
             found = self._plans[key] = self._new_plan(kombu, message, wire, declare)
@@ -129,7 +132,7 @@ class DirectRelease:
         extras = None
         if declarations not in self._declared:
             extras = Extras(alongside=kombu.declarations(declare))
-        return Direct(text[len(_HEAD) : -_CUT].encode(), found, extras)
+        return Direct(text[len(_HEAD) : -len(close)].encode(), found, extras)
 
     def stored(self, message: Message) -> None:
         """The message was stored: so its queue is declared."""
@@ -160,13 +163,14 @@ class DirectRelease:
         native, ours = plain.loads(value), plain.loads(json.dumps(wire))
         tag = native["properties"].pop("delivery_tag")
         ours["properties"].pop("delivery_tag")
-        ours["headers"].pop(DUE_HEADER)
+        ours["headers"] = without_due(ours["headers"])
+        again = [_BETWEEN, Payload.DUE_ISO] if isinstance(ours["headers"].get("headers"), dict) else []
         # As text: a NaN in a header is not equal to itself.
         if plain.dumps(native, sort_keys=True) != plain.dumps(ours, sort_keys=True) or not isinstance(tag, str):
             names = sorted(k for k in native.keys() | ours.keys() if native.get(k) != ours.get(k))
             logger.warning("Direct release does not know kombu's message (%s differs)", ", ".join(names) or "its tag")
             raise _Leased("the message which the installed kombu makes is not the one that was expected")
-        frame: Any = [_OPEN, Payload.UNIQUE, '", ', Payload.BYTES, Payload.DUE_ISO, _CLOSE]
+        frame: Any = [_OPEN, Payload.UNIQUE, '", ', Payload.BYTES, Payload.DUE_ISO, *again, _CLOSE]
         return Packed([("LPUSH", key, frame)])
 
     # ---------------------------------------------------------------------------------------------- the app
@@ -306,24 +310,19 @@ class _Recorder:
         channel._inplace_augment_message(made, message.exchange, message.routing_key)
         properties = made.pop("properties")
         del properties["delivery_tag"]
-        headers = {key: value for key, value in made.pop("headers").items() if key != DUE_HEADER}
-        return {
-            "properties": {"delivery_tag": "", **properties},
-            **made,
-            "headers": {**headers, DUE_HEADER: ""},
-        }
+        headers = with_due(without_due(made.pop("headers")), "")
+        return {"properties": {"delivery_tag": "", **properties}, **made, "headers": headers}
 
     def publish(self, message: Message, declare: Sequence[Any]) -> list[tuple[Any, ...]]:
         """The commands of a real ``Producer.publish``, prefixed as kombu prefixes them; declarations left out."""
         with self._lock:
             self._declare(declare)
             self._client.commands.clear()
-            headers = {key: value for key, value in message.headers.items() if key != DUE_HEADER}
             self._producer.publish(
                 message.body,
                 content_type=message.content_type,
                 content_encoding=message.content_encoding,
-                headers=headers,
+                headers=without_due(message.headers),
                 exchange=message.exchange,
                 routing_key=message.routing_key,
                 delivery_mode=message.delivery_mode,
@@ -413,9 +412,13 @@ def _prefixed(prefix: str, words: list[Any]) -> list[Any]:
 
 def read_wire(record: bytes) -> Message:
     """The message of a payload made for direct release. Raises whatever is wrong with one that is not."""
-    wire = json.loads(_HEAD.encode() + record + _CLOSE.encode())
+    try:
+        wire = json.loads(_HEAD.encode() + record + _CLOSE.encode())
+    except ValueError:
+        wire = json.loads(_HEAD.encode() + record + f"{_BETWEEN}{_CLOSE}".encode())
     properties, headers, body = wire["properties"], wire["headers"], wire["body"]
-    del properties["delivery_tag"], headers[DUE_HEADER]
+    headers = without_due(headers)
+    del properties["delivery_tag"]
     info = properties.pop("delivery_info")
     encoded = properties.pop("body_encoding", None) == "base64"
     return Message(

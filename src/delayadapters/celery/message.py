@@ -29,11 +29,15 @@ from kombu.utils import json
 
 from ..errors import RecordUnreadable
 
-__all__ = ["DUE_HEADER", "VERSION", "Message", "pack_entity", "unpack_entity"]
+__all__ = ["DUE_HEADER", "VERSION", "Message", "pack_entity", "unpack_entity", "with_due", "without_due"]
 
 VERSION: Final = 1
 DUE_HEADER: Final = "delayadapters_due"
-"""The header that shows the due time (ISO 8601, UTC) on a released message; ``task.request.headers`` has it."""
+"""The header that shows the due time (ISO 8601, UTC) on a released message; ``task.request.headers`` has it.
+
+Where a message has headers of its own below ``headers`` (Sentry and others put them there), these are what
+``task.request.headers`` shows (celery/app/task.py, ``Context``), so there it is in both.
+"""
 
 _FIELDS: Final = 12
 _JSON: Final = 1  # msgpack extension type
@@ -114,6 +118,25 @@ class Message:
             exchange_declaration=declaration,
             expires=expires,
         )
+
+
+def with_due(headers: Mapping[str, Any], due: str) -> dict[str, Any]:
+    """The headers with ours, which comes last, and before it the headers' own ``headers``, where ours is last, too."""
+    shown = {**headers, DUE_HEADER: due}
+    own = headers.get("headers")
+    if isinstance(own, dict):
+        del shown["headers"], shown[DUE_HEADER]
+        shown |= {"headers": {**without_due(own), DUE_HEADER: due}, DUE_HEADER: due}
+    return shown
+
+
+def without_due(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The headers less ours: a retry passes on what its message came with (Context.as_execution_options)."""
+    left = {key: value for key, value in headers.items() if key != DUE_HEADER}
+    own = left.get("headers")
+    if isinstance(own, dict) and DUE_HEADER in own:
+        left["headers"] = {key: value for key, value in own.items() if key != DUE_HEADER}
+    return left
 
 
 def pack_entity(entity: Queue | Exchange) -> bytes:

@@ -14,7 +14,7 @@ from ..due import from_micros
 from ..errors import LeaseLost, RecordUnreadable
 from ..jobs import Claim
 from ..release.publisher import Batch, Published
-from .message import DUE_HEADER, Message, unpack_entity
+from .message import Message, unpack_entity, with_due
 from .signals import announce, task_released
 
 __all__ = ["CeleryPublisher"]
@@ -209,7 +209,7 @@ class _Link:
             message.body,
             content_type=message.content_type,
             content_encoding=message.content_encoding,
-            headers={**message.headers, DUE_HEADER: from_micros(claim.due).isoformat()},
+            headers=with_due(message.headers, from_micros(claim.due).isoformat()),
             exchange=message.exchange,
             routing_key=message.routing_key,
             delivery_mode=message.delivery_mode,
