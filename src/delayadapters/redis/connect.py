@@ -11,6 +11,8 @@ from typing import Any, Final
 import redis
 import redis.asyncio
 from redis import connection as sync_pool
+from redis import sentinel as sync_sentinel
+from redis.asyncio import sentinel as async_sentinel
 from redis.asyncio.connection import BlockingConnectionPool as AsyncBlockingPool
 from redis.asyncio.connection import ConnectionPool as AsyncPool
 from redis.asyncio.retry import Retry as AsyncRetry
@@ -36,6 +38,8 @@ __all__ = [
 _OWN: Final = ("max_payload", "wait_replicas", "wait_aof", "wait_timeout")
 LOOP_TIMEOUT: Final = 3.0
 """Seconds in which a release loop takes a silent Redis for hanging."""
+_PLAIN_POOLS: Final = (sync_pool.ConnectionPool, sync_pool.BlockingConnectionPool, AsyncPool, AsyncBlockingPool)
+_SENTINEL_POOLS: Final = (sync_sentinel.SentinelConnectionPool, async_sentinel.SentinelConnectionPool)
 _REFUSED_TRIES: Final = 4
 """A server that refuses connections is given about a second to come back; one that is silent, the whole time-out."""
 
@@ -143,13 +147,14 @@ class Waiting:
 def loop_client(client: Any) -> Any:
     """A client like ``client`` for a release loop: own connections, bytes, short time-outs, no retries of its own.
 
-    A release loop must notice a hanging socket, and repeats its requests itself. Clients whose pool is not a plain one
-    (Sentinel, Cluster) are used as they are.
+    A release loop must notice a hanging socket, and repeats its requests itself. A Sentinel's client asks the same
+    Sentinels. Clients of another kind (RedisCluster) are used as they are.
     """
     pool: Any = getattr(client, "connection_pool", None)
-    if type(pool) not in (sync_pool.ConnectionPool, sync_pool.BlockingConnectionPool, AsyncPool, AsyncBlockingPool):
+    if type(pool) not in (*_PLAIN_POOLS, *_SENTINEL_POOLS):
         return client
-    kwargs = {key: value for key, value in pool.connection_kwargs.items() if key not in ("max_connections", "timeout")}
+    own = ("max_connections", "timeout", "connection_pool")
+    kwargs = {key: value for key, value in pool.connection_kwargs.items() if key not in own}
     asynchronous = isinstance(pool, AsyncPool)
     kwargs.update(
         decode_responses=False,
@@ -161,7 +166,10 @@ def loop_client(client: Any) -> Any:
         health_check_interval=0,
     )
     kwargs["connection_class"] = pool.connection_class
+    if type(pool) in _SENTINEL_POOLS:
+        kwargs |= {"is_master": pool.is_master, "check_connection": pool.check_connection}
+        made = type(pool)(pool.service_name, pool.sentinel_manager, **kwargs)
+    else:
+        made = (AsyncPool if asynchronous else sync_pool.ConnectionPool)(**kwargs)
     # from_pool: closing the client closes its connections.
-    if asynchronous:
-        return redis.asyncio.Redis.from_pool(AsyncPool(**kwargs))
-    return redis.Redis.from_pool(sync_pool.ConnectionPool(**kwargs))
+    return (redis.asyncio.Redis if asynchronous else redis.Redis).from_pool(made)
