@@ -26,7 +26,7 @@ from taskiq.receiver import Receiver
 
 from ..clock import ManualClock
 from ..due import Delay
-from ..jobs import Claim, Job
+from ..jobs import Claim, Job, State
 from ..redis.aio import AsyncDelayQueue
 from ..taskiq import DelayMiddleware
 from ..taskiq.publisher import ID, message_of
@@ -184,7 +184,7 @@ class DelayedTaskiq(Delayed):
         return message.task_name, message.args, message.kwargs, job.meta.get(ID) or job.id
 
     def _waits(self, task_id: str) -> bool:
-        return bool(self._verbs.live(task_id))
+        return any(job.state is State.WAITING for job in self._verbs.live(task_id))
 
     # ------------------------------------------------------------ in place of a worker
 
