@@ -65,7 +65,7 @@ def use(api: httpx.Client) -> None:
     print("still waiting:", left, flush=True)
 
 
-def until(condition, seconds: float = 30) -> None:
+def until(condition, seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while True:
         try:

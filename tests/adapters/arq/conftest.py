@@ -17,7 +17,7 @@ from arq.connections import ArqRedis, RedisSettings
 from arq.connections import create_pool as arq_create_pool
 from arq.worker import Function, Worker, func
 
-from delayadapters.arq import DelayArqRedis, DelayWorker, create_pool
+from delayadapters.arq import DelayArqRedis, DelaySettings, DelayWorker, create_pool
 from delaytests import RedisServer, wait_until
 
 HERE = Path(__file__).parent
@@ -29,6 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # arq itself calls what redis-py 5 deprecates.
             item.add_marker(pytest.mark.filterwarnings("ignore:Call to deprecated close:DeprecationWarning"))
             item.add_marker(pytest.mark.filterwarnings("ignore:There is no current event loop:DeprecationWarning"))
+            if "start_worker" in getattr(item, "fixturenames", ()):
+                # On a machine that others keep busy a process takes half a minute to begin.
+                item.add_marker(pytest.mark.timeout(400))
 
 
 @pytest.fixture
@@ -47,6 +50,7 @@ async def make_pool(settings: RedisSettings) -> AsyncIterator[Callable[..., Any]
     made: list[DelayArqRedis] = []
 
     async def make(to: RedisSettings | None = None, **options: Any) -> DelayArqRedis:
+        options.setdefault("delay_settings", DelaySettings(timeout=60))  # on a busy machine
         pool = await create_pool(to or settings, **options)
         made.append(pool)
         return pool

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)
 EXAMPLE = Path(__file__).parents[3] / "examples" / "arq_worker"
 
 
 def test_the_one_command():
     done = subprocess.run(
-        [sys.executable, "run.py"], cwd=EXAMPLE, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "run.py"], cwd=EXAMPLE, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "reminder aborted: True" in done.stdout
@@ -28,7 +29,7 @@ def test_the_demo_accounts_for_every_job(tmp_path):
     report = tmp_path / "report.json"
     report.write_text('{"other": {"lost": 0}}')
     command = [sys.executable, "demo.py", "--quick", "--report", str(report)]
-    done = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     whole = json.loads(report.read_text())
     seen = whole["arq"]

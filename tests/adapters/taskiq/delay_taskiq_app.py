@@ -35,7 +35,7 @@ else:
         options["socket_timeout"] = None
     broker = getattr(taskiq_redis, kind)(os.environ["BROKER_URL"], queue_name=os.environ["QUEUE"], **options)
 delay = DelayMiddleware(
-    DELAY_URL, lease=float(os.environ.get("LEASE", "10")), embed=os.environ.get("EMBED", "1") == "1"
+    DELAY_URL, lease=float(os.environ.get("LEASE", "10")), embed=os.environ.get("EMBED", "1") == "1", timeout=60
 )
 broker.with_middlewares(delay, SmartRetryMiddleware(default_delay=1.0))
 broker.with_result_backend(taskiq_redis.RedisAsyncResultBackend(DELAY_URL))

@@ -26,7 +26,7 @@ def schedule(server, queue_name, count, over, cls=ListQueueBroker, url=None, nam
 
     async def go():
         broker = cls(url or server.url, queue_name=queue_name, socket_timeout=None)
-        broker.with_middlewares(DelayMiddleware(server.url))
+        broker.with_middlewares(DelayMiddleware(server.url, timeout=60))
 
         @broker.task(task_name=name, **labels)
         def stub(*_): ...

@@ -46,7 +46,7 @@ async def test_redis_down(make_broker, start_redis):
         began = time.monotonic()
         with pytest.raises(SendTaskError) as caught:
             await task.kicker().with_labels(delay=5).kiq()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 20
         assert isinstance(caught.value.__cause__, RedisUnavailable)
         assert "check the URL, the server and the network" in str(caught.value.__cause__)
         outcomes = await asyncio.gather(
@@ -89,7 +89,7 @@ async def test_a_retry_that_cannot_be_stored_is_said_and_lost_only_where_nothing
         away.kill()
         sent = await fail.kiq()
         (record, *_) = await wait_until_async(said, timeout=20)
-        assert time.monotonic() - ran[0] < 10, "within the time-out, and a try on a busy machine"
+        assert time.monotonic() - ran[0] < 20, "within the time-out, on a busy machine"
         assert f"retry 1 of task {sent.task_id} (fail) could not be stored" in record.getMessage()
         assert "RedisUnavailable" in record.getMessage()
 

@@ -152,7 +152,7 @@ def send(app, server, queue_name):
     def run(name, *args, broker=ListQueueBroker, task_id=None, **labels):
         async def go():
             made = broker(server.url, queue_name=queue_name, socket_timeout=None)
-            made.with_middlewares(DelayMiddleware(server.url))
+            made.with_middlewares(DelayMiddleware(server.url, timeout=60))
 
             @made.task(task_name=name)
             def stub(*_): ...
@@ -340,6 +340,7 @@ def test_the_commands_complaints(tmp_path, monkeypatch, capsys, argument, compla
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.timeout(400)
 def test_every_taskiq_call_stays_light():
     """taskiq imports the module of every entry point, and catches nothing but ImportError."""
     code = (

@@ -43,7 +43,7 @@ async def test_schedule_by_time_without_a_scheduler(broker, naive):
         kicker = broker.look.kicker().with_task_id("my-task").with_labels(a=1)
         created = await kicker.schedule_by_time(broker.source, when, 7)
         job = await broker.delay.queue.get(created.schedule_id)
-        assert job.due_at == due
+        assert job.due_at >= due, "or now, when that has passed meanwhile"
         assert job.meta["task"] == "look"
         from taskiq import AsyncTaskiqTask
 
