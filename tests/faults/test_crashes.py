@@ -99,7 +99,7 @@ def test_a_process_that_ends_by_itself_gives_back_and_one_that_is_killed_cannot(
 # ------------------------------------------------------------------------------------------------------ many at once
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("shell", ["both"])
 def test_eight_releasing_processes_release_20000_due_jobs_once_each(queue, spawn, ledger):
     count = 20_000
@@ -107,7 +107,7 @@ def test_eight_releasing_processes_release_20000_due_jobs_once_each(queue, spawn
     for process in processes:
         process.expect("ready")
     queue.schedule_many(soon(count))
-    wait_until(lambda: len(ledger) >= count, timeout=60, interval=0.05)
+    wait_until(lambda: len(ledger) >= count, timeout=120, interval=0.05)
     time.sleep(0.2)
     stats = [process.stop() for process in processes]
     assert sorted(ledger.ids) == ids(count)  # each once

@@ -121,7 +121,7 @@ def cpu_seconds(admin):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("shell", ["both"])
 def test_200000_due_at_once_stall_neither_redis_nor_the_releasing_processes(queue, spawn, admin, ledger):
     count = 200_000
@@ -137,7 +137,7 @@ def test_200000_due_at_once_stall_neither_redis_nor_the_releasing_processes(queu
         process.expect("ready")
     for process in processes:
         process.go()
-    wait_until(lambda: ledger.path.exists() and ledger.path.stat().st_size > 40_000, timeout=60, interval=0.02)
+    wait_until(lambda: ledger.path.exists() and ledger.path.stat().st_size > 40_000, timeout=120, interval=0.02)
     early = [process.rss() for process in processes]
     most = list(early)
     while ledger.path.stat().st_size < count:

@@ -301,7 +301,7 @@ class ReleasingProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    def expect(self, event: str, timeout: float = 60) -> dict[str, Any]:
+    def expect(self, event: str, timeout: float = 120) -> dict[str, Any]:
         """Waits for the next thing it says, which must be this."""
         try:
             heard = self._events.get(timeout=timeout)
