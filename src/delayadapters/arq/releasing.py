@@ -156,7 +156,7 @@ class ArqPublisher:
                         return Published(failed, rest, f"{type(reply).__name__}: {reply}")
                     failed[claim.entry] = f"{type(reply).__name__}: {reply}"
                 elif reply == 0:
-                    log.info("arq job %s has a result already: not released again", claim.id)
+                    log.debug("arq job %s has a result already: not released again", claim.id)
         return Published(failed) if failed else None
 
     def _call(self, claim: Claim) -> Call[Any]:

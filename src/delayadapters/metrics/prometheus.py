@@ -17,6 +17,7 @@ except ImportError as error:
 from ..jobs import LATENESS_BOUNDS
 from ..redis.aio import AsyncDelayQueue
 from ..redis.sync import DelayQueue
+from ..release.telling import short
 from . import names
 from .measuring import Measures, SomeReleaser
 from .reading import Snapshot, reader_of
@@ -113,16 +114,17 @@ class _Source:
         try:
             snapshot = self._ask()
         except Exception as error:
-            self._tell(True, error)
+            self._tell(error)
             return None
-        self._tell(False, None)
+        self._tell(None)
         return snapshot
 
-    def _tell(self, down: bool, error: Exception | None) -> None:
+    def _tell(self, error: Exception | None) -> None:
+        down = error is not None
         with self._lock:
             changed, self._down = down is not self._down, down
-        if changed and down:
-            log.warning("metrics queue=%s up=0: %s: %s", self.name, type(error).__name__, error)
+        if changed and error is not None:
+            log.warning("metrics queue=%s up=0 error=%s", self.name, short(error))
         elif changed:
             log.info("metrics queue=%s up=1", self.name)
 

@@ -23,6 +23,7 @@ from .loop import Done, Publish, ReleaseLoop, Send, Sleep, backoff
 from .observing import Observer, Observers
 from .publisher import AsyncPublisher, checked
 from .settings import ReleaserStats, ReleaseSettings
+from .telling import short
 from .threads import clock
 
 __all__ = ["AsyncReleaser"]
@@ -302,7 +303,7 @@ class _Shard:
         try:
             answer = request.parse(await _unswallowed(execute(self._client, request)))
         except Exception as error:  # whatever it is, the publish goes on
-            log.warning("a lease could not be renewed, will retry: %r", error)
+            log.warning("a lease could not be renewed, will retry: error=%s", short(error))
         else:
             self.loop.renewed(answer, now, clock())
 
@@ -333,7 +334,7 @@ class _Shard:
                 # Listening must not end: redis-py 5, for one, has no pubsub() on its asyncio RedisCluster.
                 faults += 1
                 if faults == 1:
-                    log.info("wake-up subscription lost, will subscribe again: %s", error)
+                    log.info("wake-up subscription lost, will subscribe again: error=%s", short(error))
                 await asyncio.sleep(backoff(faults, 0.1, 2.0))
             finally:
                 if subscription is not None:

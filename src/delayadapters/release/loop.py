@@ -10,10 +10,10 @@ The others sleep until that lease could lapse, and are called in by "help" when 
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from logging import ERROR, INFO, WARNING
 from typing import Any, Final, TypeAlias
 
 from ..errors import LeaseLost
@@ -24,10 +24,9 @@ from ..redis.keys import ShardKeys
 from .observing import Late, Observers, lateness_of, to_count
 from .publisher import DOWN, Batch, Published
 from .settings import ReleaserStats, ReleaseSettings
+from .telling import Telling, short
 
 __all__ = ["Action", "Done", "Publish", "ReleaseLoop", "Send", "Sleep", "backoff"]
-
-log: Final = logging.getLogger("delayadapters.release")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,13 @@ class Done:
 Action: TypeAlias = Sleep | Send | Publish | Done
 
 
+_NOTES: Final = {
+    "dead": "dead, set aside with its reason",
+    "retry": "release failed, to be tried again",
+    "dropped": "dropped, an entry without a record",
+}
+
+
 class ReleaseLoop:
     """The loop of one shard."""
 
@@ -81,6 +87,7 @@ class ReleaseLoop:
         self._server_now = server_now
         self.stats = stats or ReleaserStats()
         self._observers = observers or Observers()
+        self._tell = Telling(keys.due.decode(errors="replace")[1:-5], clock)
         self.heard_at = clock()
         """When Redis last answered, on the shell's clock; at first, when the loop was made."""
         self._lease = round(settings.lease * 1e6)
@@ -143,6 +150,7 @@ class ReleaseLoop:
             self._progress_at, self._hung = now, False
             return Publish(Batch(self._current, self.holds))
         if self._stopping:
+            self._tell.flush(force=True)
             return Done()
         return self._rest(now)
 
@@ -234,7 +242,7 @@ class ReleaseLoop:
     def answered(self, answer: Any, sent: float, now: float) -> None:
         """The parsed answer to the last Send, which left at ``sent``."""
         if self._faults:
-            log.info("redis answers again after %d failed requests", self._faults)
+            self._tell.say(INFO, "redis answers again", failed_requests=self._faults)
             self._faults = 0
             self._urgent = True
         self.heard_at = now
@@ -246,7 +254,7 @@ class ReleaseLoop:
         self._faults += 1
         self.stats.faults += 1
         if self._faults == 1:
-            log.warning("redis fault in the release loop, will retry: %s: %s", type(error).__name__, error)
+            self._tell.say(WARNING, "redis does not answer the release loop, it will ask again", error=short(error))
         self._watching = False
         self._retry_at = now + backoff(self._faults, self._set.fault_base, self._set.fault_cap)
         if self._stopping and self._faults > 3 and not (self._owes_acks and now < self._held_until):
@@ -279,6 +287,8 @@ class ReleaseLoop:
         if result.broker_down is not None:
             self._pause(result.broker_down, now)
         elif sent:
+            if self._pauses:
+                self._tell.say(INFO, "the broker takes messages again", pauses=self._pauses)
             self._pauses = 0
         elif returned:
             self._pause("the publisher returned everything unpublished", now)
@@ -293,7 +303,9 @@ class ReleaseLoop:
             self._give_back(claims)
             self._pause(f"{type(error).__name__}: {error}", now)
         elif len(claims) > 1:
-            log.warning("publisher raised %r for a batch of %d; trying one by one", error, len(claims))
+            self._tell.tally(
+                WARNING, "the publisher raised, trying one by one", short(error), len(claims), error=short(error)
+            )
             self._batches[:0] = [[claim] for claim in claims]
         elif claims:
             self._fail(claims[0], f"{type(error).__name__}: {error}")
@@ -317,7 +329,9 @@ class ReleaseLoop:
         """
         if now - self._progress_at > self._set.patience:
             if not self._hung:
-                log.error("the publisher has hung for %.0f s; its jobs are left to others", now - self._progress_at)
+                self._tell.say(
+                    ERROR, "the publisher hangs, its jobs are left to others", seconds=round(now - self._progress_at)
+                )
             self._hung = True
             return None
         if self._unsettled is None:
@@ -350,7 +364,7 @@ class ReleaseLoop:
         self._batches = [batch for batch in kept if batch]
         left = sum(claim.entry in held for claim in self._current) + sum(map(len, self._batches))
         if left < have:
-            log.warning("the lease on %d of %d jobs passed before it was renewed", have - left, have)
+            self._tell.tally(WARNING, "leases passed before they were renewed", "", have - left)
         self._leased_at = sent
         self._held_until = sent + self._set.lease * 0.9 if whole else now
 
@@ -401,11 +415,12 @@ class ReleaseLoop:
         stats.direct += got.direct
         stats.latest = max(stats.latest, got.latest / 1e6)
         if acks > got.acked:
-            log.warning("%d acks came after their lease had passed; those jobs may be released twice", acks - got.acked)
+            self._tell.tally(WARNING, "acks came too late, these jobs may be released twice", "", acks - got.acked)
         if got.requeued:
-            log.info("%d jobs re-queued: their lease had passed", got.requeued)
-        for id, what, reason in got.notes[:10]:
-            log.warning("job %r: %s: %s", id, what, reason)
+            self._tell.tally(INFO, "re-queued, their lease had passed", "", got.requeued)
+        for id, what, reason in got.notes:
+            self._tell.tally(WARNING, _NOTES.get(what, what), reason, id=id, reason=short(reason))
+        self._tell.flush()
         for _, what, _ in got.notes:
             stats.dead += what == "dead"
             stats.dropped += what == "dropped"
@@ -428,7 +443,7 @@ class ReleaseLoop:
         if got.claims:
             self._batches.append(got.claims)
         for entry, reason in got.unreadable.items():
-            log.warning("entry %r: %s; set aside as dead", entry, reason)
+            self._tell.tally(WARNING, "unreadable, set aside as dead", reason, id=entry[6:], reason=short(reason))
             stats.dead += 1
             self._verdicts.append(Verdict(entry, "dead", 0, reason))
         count = len(got.claims) + got.direct
@@ -520,7 +535,7 @@ class ReleaseLoop:
         self.stats.failed += 1
         if attempt >= self._set.max_attempts:
             self.stats.dead += 1
-            log.warning("job %r is dead after %d attempts: %s", claim.id, attempt, reason)
+            self._tell.tally(WARNING, _NOTES["dead"], reason, id=claim.id, attempts=attempt, reason=short(reason))
             self._verdicts.append(Verdict(claim.entry, "dead", 0, reason))
             return
         pause = backoff(attempt, self._set.backoff, self._set.backoff_cap)
@@ -541,7 +556,7 @@ class ReleaseLoop:
         self._pauses += 1
         self.stats.pauses += 1
         if self._pauses == 1:
-            log.warning("the broker takes no messages, release pauses: %s", reason)
+            self._tell.say(WARNING, "the broker takes no messages, release pauses", reason=short(reason))
         self._paused_until = now + backoff(self._pauses, self._set.pause_base, self._set.pause_cap)
 
 

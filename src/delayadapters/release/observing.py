@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 from ..jobs import LATENESS_BOUNDS
 from ..redis.commands import LATE_COUNTS, LATE_SUM
+from .telling import short
 
 __all__ = ["Late", "Observer", "Observers", "lateness_of", "to_count"]
 
@@ -61,7 +62,7 @@ class Observers:
     def _complain(self, error: Exception) -> None:
         if not self._complained:
             self._complained = True
-            log.warning("an observer of the release loop raised; release goes on: %r", error)
+            log.warning("an observer of the release loop raised, release goes on: error=%s", short(error))
 
 
 def lateness_of(dues: Iterable[int], now: int) -> list[Late]:

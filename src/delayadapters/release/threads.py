@@ -23,6 +23,7 @@ from .loop import Done, Publish, ReleaseLoop, Send, Sleep, backoff
 from .observing import Observer, Observers
 from .publisher import Publisher, checked
 from .settings import ReleaserStats, ReleaseSettings
+from .telling import short
 
 __all__ = ["Releaser", "clock"]
 
@@ -318,7 +319,7 @@ class _Shard:
                 try:
                     answer = request.parse(execute(self._client, request))
                 except Exception as error:  # whatever it is, this thread goes on: nobody else renews
-                    log.warning("a lease could not be renewed, will retry: %r", error)
+                    log.warning("a lease could not be renewed, will retry: error=%s", short(error))
                 else:
                     self.loop.renewed(answer, now, clock())
 
@@ -345,7 +346,7 @@ class _Shard:
                 # The queue's own client (Sentinel, Cluster), closed under us, raises anything: redis-py 8 a TypeError.
                 faults += 1
                 if faults == 1 and not self._ended.is_set():
-                    log.info("wake-up subscription lost, will subscribe again: %s", error)
+                    log.info("wake-up subscription lost, will subscribe again: error=%s", short(error))
                 self._ended.wait(backoff(faults, 0.1, 2.0))
             finally:
                 if subscription is not None:
