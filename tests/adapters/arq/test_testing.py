@@ -19,6 +19,7 @@ from delayadapters.arq import DelayArqRedis, delayed
 from delayadapters.testing import ClockMismatch, ManualClock
 from delayadapters.testing.arq import DelayedArq
 from delayadapters.testing.keys import Keyspace, NotSimulated
+from delaytests.docs import run_example
 
 pytest_plugins = ["pytester"]
 Make = Callable[..., DelayedArq]
@@ -322,3 +323,7 @@ def test_the_plugin(pytester: pytest.Pytester) -> None:
     done = pytester.runpytest_inprocess(*options)
     done.assert_outcomes(passed=1, failed=1)
     done.stdout.fnmatch_lines(["E*expected to be scheduled: remind with delay=61", "E*in 60 s: remind('a')*"])
+
+
+def test_the_test_file_in_the_docs_passes(pytester: pytest.Pytester) -> None:
+    run_example(pytester, "arq")

@@ -19,6 +19,7 @@ from delayadapters.celery import install
 from delayadapters.celery.fixup import installed
 from delayadapters.testing import ClockMismatch, ManualClock, ReleaseFailed
 from delayadapters.testing.celery import DelayedCelery
+from delaytests.docs import run_example
 
 pytest_plugins = ["pytester"]
 NOBODY = "redis://localhost:1/0"
@@ -425,3 +426,9 @@ def test_the_plugin_undoes_it_at_the_end_of_a_test(pytester: pytest.Pytester) ->
     done.assert_outcomes(passed=2, failed=1)
     done.stdout.fnmatch_lines(["E*expected to be scheduled: remind with delay=61", "E*in 60 s: remind('a')*"])
     done.stdout.no_fnmatch_line("*delayed.py*def assert_scheduled*")
+
+
+def test_the_test_file_in_the_docs_passes(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tasks are shared with every app that is made later, if they do not say otherwise; not with other tests' apps.
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())
+    run_example(pytester, "celery")

@@ -16,6 +16,7 @@ from delayadapters import Outcome
 from delayadapters.taskiq import DelayMiddleware, DelayScheduleSource, TaskCancelled
 from delayadapters.testing import ClockMismatch, ReleaseFailed
 from delayadapters.testing.taskiq import DelayedTaskiq
+from delaytests.docs import run_example
 
 pytest_plugins = ["pytester"]
 NOBODY = "redis://localhost:1/0"
@@ -286,3 +287,7 @@ def test_the_plugin_undoes_it_at_the_end_of_a_test(pytester: pytest.Pytester) ->
     done = pytester.runpytest_inprocess(*options)
     done.assert_outcomes(passed=2, failed=1)
     done.stdout.fnmatch_lines(["E*expected to be scheduled: remind with delay=61", "E*in 60 s: remind('a')*"])
+
+
+def test_the_test_file_in_the_docs_passes(pytester: pytest.Pytester) -> None:
+    run_example(pytester, "taskiq")
