@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 from proj.celery import app
 from proj.tasks import check_payment, send_reminder
 
-kept = send_reminder.apply_async(("ada", "a telescope"), countdown=5)
+kept = send_reminder.apply_async(("ada", "a telescope"), countdown=3)
 bought = send_reminder.apply_async(("grace", "a clock"), countdown=3600)
 check_payment.apply_async(("order 17",), eta=datetime.now(timezone.utc) + timedelta(seconds=2))
 

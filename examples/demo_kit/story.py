@@ -33,8 +33,9 @@ class Plan:
     longest: float = 10.0
     worker_kill: float = 3.0
     redis_kill: float = 6.0
-    patience: float = 15.0
-    """Seconds; what has not run when all is due, and nothing has run for so long, is lost."""
+    patience: float = 60.0
+    """Seconds; what has not run when all is due, and nothing has run for so long, is lost. Nobody waits for it when
+    nothing is lost, so it is long enough for a machine on which a worker takes half a minute to start."""
 
 
 QUICK = Plan(near=200, far=10, cancelled=5, longest=4.0, worker_kill=1.5, redis_kill=3.0)
