@@ -8,8 +8,8 @@ from importlib import resources
 
 import pytest
 
-from delayadapters import NewJob, Outcome
-from delayadapters.redis import aio, commands, scripts, sync
+from delayadapters import NewJob, Outcome, State
+from delayadapters.redis import aio, commands, scripts, steering, sync
 from delayadapters.redis.commands import Asker, Verdict
 from delayadapters.redis.keys import ShardKeys
 from delaytests.raw import content, keys_of, send, snapshot
@@ -432,3 +432,41 @@ async def test_asyncio_sends_the_same_bytes(make_async_queue, redis_client, redi
     before = snapshot(redis_client)
     assert send(redis_client, call) == first
     assert snapshot(redis_client) == before
+
+
+# -------------------------------------------------------------------------------------------------- many in one call
+
+
+@pytest.mark.parametrize("verb", ["cancel", "reschedule", "replay", "discard"])
+@pytest.mark.parametrize("by", ["id", "entry"])
+def test_steer_twice(bench, verb, by):
+    queue = bench.queue
+    for id in "abc":
+        queue.schedule(b"x", delay=0 if verb in ("replay", "discard") else 60, id=id)
+    if verb in ("replay", "discard"):
+        queue.fail(queue.claim(), "why", retry_in=None)
+    rows, _ = queue._run(queue._verbs.rows("dead" if verb in ("replay", "discard") else "due", 10, None, None))
+    items = [b"a", b"b"] if by == "id" else [row.place.entry for row in rows if row.id in "ab"]
+    call = steering._steer(bench.keys, verb, by, items, 0, True, bench.clock())
+    done = steering._DONE[verb]
+    assert bench.twice(call) == [done, done]
+    assert queue.counters().cancelled == (2 if verb == "cancel" else 0)
+
+
+def test_a_repeated_steer_does_not_cancel_what_came_after_it(bench):
+    bench.queue.schedule(b"x", delay=60, id="a")
+    call = steering._steer(bench.keys, "cancel", "id", [b"a"], 0, True, bench.clock())
+    assert bench.twice(call) == [Outcome.CANCELLED]
+    bench.queue.schedule(b"again", delay=60, id="a")
+    assert bench.twice(call) == [Outcome.CANCELLED]
+    assert bench.queue.get("a").payload == b"again"
+
+
+def test_restore_twice(bench):
+    job = steering.Incoming(b"a", b"token", State.WAITING, bench.clock() + 5, bench.clock() + 5, 16, b"x")
+    other = steering.Incoming(b"a", b"other", State.DEAD, bench.clock(), bench.clock() - 5, 16, b"y")
+    call = steering._restore(bench.keys, [job, other, job], bench.clock())
+    assert bench.twice(call) == 2
+    stats = bench.queue.stats()
+    assert (stats.waiting, stats.dead) == (1, 1)
+    assert bench.twice(steering._restore(bench.keys, [job], bench.clock())) == 0

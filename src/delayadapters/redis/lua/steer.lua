@@ -25,45 +25,54 @@ end
 local at = clock()
 local due_at = due_at_of(when, at)
 local _, head = head_of(due)
+-- Only what the verb needs to know: a call an entry is most of the time this takes.
+local looks = verb == 'reschedule' or verb == 'replay'
 local function entry_of(entry)
-  local state, score = state_and_score(entry)
-  if not score then return {} end
-  local field = field_of(entry)
-  return { { entry = entry, field = field, record = redis.call('HGET', entries, field) or '', state = state } }
-end
-local function cancel_all(list, id)
-  local gone = {}
-  for i, one in ipairs(list) do gone[i] = one.entry end
-  for from = 1, #gone, 1000 do
-    redis.call('ZREM', due, unpack(gone, from, math.min(from + 999, #gone)))
+  local key, field = wanted == 'waiting' and due or dead, field_of(entry)
+  if redis.call('ZSCORE', key, entry) then
+    local record = looks and redis.call('HGET', entries, field) or ''
+    return { { entry = entry, field = field, record = record, state = wanted } }
   end
-  forget(gone)
-  if by_id then unremember(id) end
+  if wanted == 'waiting' and redis.call('ZSCORE', leased, entry) then return { { record = '', state = 'leased' } } end
+  return {}
 end
-local said, changed, bytes = {}, 0, 0
+local said, mine, ids, bytes = {}, {}, {}, 0
 for i = items_at, #ARGV do
   if bytes >= 1048576 then break end
-  local item, mine, leases, letter = ARGV[i], {}, 0, 'n'
+  local item, count, leases, letter = ARGV[i], #mine, 0, 'n'
   for _, one in ipairs(by_id and entries_of(item) or entry_of(item)) do
     bytes = bytes + #one.record
     if one.state == wanted then mine[#mine + 1] = one end
     if one.state == 'leased' and wanted == 'waiting' then leases = leases + 1 end
   end
-  if #mine > 0 then
-    changed = changed + #mine
+  if #mine > count then
     letter = 'd'
-    if verb == 'cancel' then
-      cancel_all(mine, item)
-    elseif verb == 'reschedule' then
-      move_all(mine, due_at)
-    else
-      revive_all(mine, verb, at)
-    end
+    ids[#ids + 1] = item
   elseif by_id and leases == 0 and wanted == 'waiting' and was_released(item) then
     letter = 'r'
   end
   if leases > 0 then letter = 'f' end
   said[#said + 1] = letter
+end
+local changed = #mine
+if changed > 0 and verb == 'cancel' then
+  local gone = {}
+  for i, one in ipairs(mine) do gone[i] = one.entry end
+  for from = 1, #gone, 1000 do
+    redis.call('ZREM', due, unpack(gone, from, math.min(from + 999, #gone)))
+  end
+  forget(gone)
+  if by_id then
+    redis.call('SREM', released, unpack(ids))
+    redis.call('SREM', released_old, unpack(ids))
+    if redis.call('LLEN', released_new) > 0 then
+      for _, id in ipairs(ids) do redis.call('LREM', released_new, 0, id) end
+    end
+  end
+elseif changed > 0 and verb == 'reschedule' then
+  move_all(mine, due_at)
+elseif changed > 0 then
+  revive_all(mine, verb, at)
 end
 local reply = table.concat(said)
 if changed == 0 then return reply end
