@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import msgpack
 import pytest
 
 from delayadapters import Batch, Claim, LeaseLost, Published, ReleaserStats
+from delayadapters.jobs import ALIVE
 from delayadapters.redis.commands import Asker, Call, Claimed, Peek, Plain, Probe
 from delayadapters.redis.keys import ShardKeys
 from delayadapters.release.loop import Done, Publish, ReleaseLoop, Send, Sleep
@@ -829,6 +831,55 @@ def test_who_does_not_watch_sleeps_until_the_watch_could_lapse():
     assert desk.sleeps() == Sleep(seconds(desk.now + 0.2), precise=True)
 
 
+def test_who_does_not_watch_says_that_it_lives_within_its_budget():
+    desk = Desk()
+    desk.claims(watching=False, left=1.5)
+    began, beats, commands = desk.now, [desk.now], 0
+    while desk.now < began + 400:
+        desk.now = desk.sleeps().until
+        request = desk.next().request
+        words = [command[0] for command in request.commands]
+        assert words[0] == "PTTL"
+        assert set(words[1:]) <= {"TIME", "HSET"}
+        commands += len(words)
+        if "HSET" in words:
+            beats.append(desk.now)
+            assert request.commands[-1][3] == pytest.approx(desk.server(), abs=2)
+        # The watcher renews every 0.95 s; a look comes just after.
+        desk.answer(Probe(round((SET.poll * 2 - SET.slack) * 1000), desk.server() if "TIME" in words else None))
+    assert max(b - a for a, b in itertools.pairwise(beats)) < ALIVE / 2
+    assert commands / (desk.now - began) <= 0.6
+
+
+def test_a_clock_that_was_set_is_learnt_by_who_does_not_watch():
+    desk = Desk()
+    desk.claims(watching=False, left=1.5)
+    desk.epoch += 3_600_000_000
+    seen = []
+    for _ in range(120):
+        desk.now = desk.sleeps().until
+        request = desk.next().request
+        words = [command[0] for command in request.commands]
+        if "HSET" in words:
+            seen.append(request.commands[-1][3] - desk.server())
+        desk.answer(Probe(1750, desk.server() if "TIME" in words else None))
+    assert abs(seen[0]) > 3_000_000_000
+    assert abs(seen[-1]) < 1000
+
+
+def test_a_loop_that_pauses_stays_in_the_list_and_one_that_stops_does_not():
+    desk = Desk()
+    desk.holding("a")
+    desk.loop.published(Published(unpublished=[claim("a").entry], broker_down="down"), desk.now)
+    desk.settles()
+    assert desk.asks("leave").args["ends"] == "0"
+    desk.answer(True)
+    desk.loop.stop()
+    assert desk.asks("leave").args["ends"] == "1"
+    desk.answer(False)
+    assert desk.is_done()
+
+
 def test_new_heads_do_not_concern_who_does_not_watch():
     desk = Desk()
     desk.claims(watching=False, left=1.5)
@@ -994,6 +1045,7 @@ def test_stop_during_a_pause_of_the_broker():
     desk.leaves()
     desk.sleeps()
     desk.loop.stop()
+    desk.leaves()  # it was alive in its pause, and in the list
     assert desk.is_done()
 
 

@@ -133,6 +133,7 @@ class ReleaseLoop:
         self._pauses = 0
         self._paused_until: float | None = None
         self._stood_down = True
+        self._listed = False
         self._stopping = False
 
     # ------------------------------------------------------------ asked by the shell
@@ -176,7 +177,7 @@ class ReleaseLoop:
         elif self._stopping or self._paused_until is not None:
             if self._acks:
                 self._ask_claim(now, limit=0)
-            elif not self._stood_down:
+            elif not self._stood_down or (self._stopping and self._listed):
                 request = commands.leave(self._keys, self._asker, ends=self._stopping, now=self._server_now())
                 self._ask(request, self._left)
             elif self._paused_until is not None and now >= self._paused_until:
@@ -262,7 +263,7 @@ class ReleaseLoop:
             # go out again, so an ack is worth waiting for while the lease lasts.
             self._pending = self._unsettled = None
             self._batches, self._acks, self._verdicts = [], [], []
-            self._owes_acks = False
+            self._owes_acks = self._listed = False
             self._stood_down = True
 
     def published(self, result: Published | None, now: float) -> None:
@@ -433,6 +434,7 @@ class ReleaseLoop:
             self._helping = False
         if got.watching is not None:
             self._set_watching(got.watching, got.watch_left, sent)
+        self._listed = True
         if limit:
             self._stood_down = False
         self._owes_acks = False
@@ -514,6 +516,7 @@ class ReleaseLoop:
 
     def _left(self, held: bool, sent: float, now: float) -> None:
         self._stood_down = True
+        self._listed = self._listed and not self._stopping
         self._watching = self._helping = False
 
     @staticmethod
