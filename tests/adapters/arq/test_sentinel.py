@@ -67,10 +67,10 @@ async def test_deferred_jobs_retries_and_aborts(make_pool, work, delay_settings)
     assert pool.delay_direct is (delay_settings.redis is None), "which primary a Sentinel names is not known beforehand"
     work(add, flaky, delay_settings=delay_settings)
     job = await pool.enqueue_job("add", 1, _defer_by=0.2)
-    assert await job.status() is JobStatus.deferred
     assert await job.result(timeout=40, poll_delay=0.02) == 2
     assert await (await pool.enqueue_job("flaky", _defer_by=0.02)).result(timeout=40, poll_delay=0.02) == 3
-    gone = await pool.enqueue_job("add", 1, _defer_by=60)
+    gone = await pool.enqueue_job("add", 1, _defer_by=600)
+    assert await gone.status() is JobStatus.deferred
     assert await gone.abort() is True
     assert (await pool.delay_queue.stats()).waiting == 0
 
