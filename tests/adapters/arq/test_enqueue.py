@@ -296,7 +296,8 @@ async def test_stock_arq_and_we_agree_on_what_is_queued(pool, stock):
 async def test_replace_while_it_waits(pool, work):
     work(foobar)
     for i in range(5):
-        job = await pool.enqueue_job("foobar", i, _job_id="save", _defer_by=0.3, _if_exists="replace")
+        job = await pool.enqueue_job("foobar", i, _job_id="save", _defer_by=600, _if_exists="replace")
+    await job.release_now()
     assert await job.result(timeout=40, poll_delay=0.01) == ((4,), {})
     assert [r.args for r in await pool.all_job_results()] == [(4,)]
 

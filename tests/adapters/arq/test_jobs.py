@@ -34,17 +34,18 @@ async def fail(ctx):
 
 
 async def test_a_job_seen_through_its_life(pool, work):
-    job = await pool.enqueue_job("add", 1, _defer_by=0.5)
+    job = await pool.enqueue_job("add", 1, _defer_by=600)
     assert await job.status() is JobStatus.deferred
     info = await job.info()
     assert (info.function, info.args) == ("add", (1,))
-    assert 0 < info.score - timestamp_ms() <= 501
+    assert 500_000 < info.score - timestamp_ms() <= 600_001
     assert await job.result_info() is None
-    await asyncio.sleep(0.55)
+    assert await job.reschedule(delay=0.001) is Outcome.RESCHEDULED
+    await asyncio.sleep(0.01)
     assert await job.status() is JobStatus.queued, "due, and nobody has released it"
     await pool.delay_queue.claim()
     assert await job.status() is JobStatus.queued, "in arq's queue"
-    assert (await job.info()).score == info.score
+    assert (await job.info()).score <= timestamp_ms()
     work(add)
     assert await job.result(timeout=40, poll_delay=0.01) == 2
     assert await job.status() is JobStatus.complete
@@ -103,7 +104,7 @@ async def test_abort_of_a_deferred_job(pool, work, stock):
     job = await pool.enqueue_job("add", 1, b=2, _defer_by=60)
     begin = timestamp_ms()
     assert await job.abort() is True
-    assert timestamp_ms() - begin < 2000
+    assert timestamp_ms() - begin < 30_000, "not at its due time"
     assert await job.status() is JobStatus.complete
     with pytest.raises(asyncio.CancelledError):
         await job.result(timeout=1)
@@ -157,17 +158,18 @@ async def test_abort_of_a_running_job(pool, work, stock):
 
 
 async def test_abort_of_a_running_job_where_the_worker_does_not_allow_it(pool, work, stock):
-    begun = asyncio.Event()
+    begun, go = asyncio.Event(), asyncio.Event()
 
     async def sleep(ctx):
         begun.set()
-        await asyncio.sleep(0.3)
+        await go.wait()
 
     work(sleep)
     job = await pool.enqueue_job("sleep")
     await asyncio.wait_for(begun.wait(), 40)
     with pytest.raises(asyncio.TimeoutError):
         await job.abort(timeout=0, poll_delay=0.01)
+    go.set()
     assert await job.abort(timeout=40, poll_delay=0.02) is False
     assert await stock.zcard(abort_jobs_ss) == 0, "arq never takes such a request out"
 

@@ -14,6 +14,7 @@ from arq.jobs import JobStatus
 from arq.utils import timestamp_ms
 
 from delayadapters.arq import DelayJob, migrate
+from delaytests import wait_until_async
 
 
 async def add(ctx, a, b=1):
@@ -135,10 +136,7 @@ async def test_while_workers_run(pool, stock, work):
     while timestamp_ms() < begin + 600:
         await migrate(pool, dry_run=False, margin=0)
         await asyncio.sleep(0.01)
-    for _ in range(200):
-        if len(ran) >= 100:
-            break
-        await asyncio.sleep(0.05)
+    await wait_until_async(lambda: len(ran) >= 100, timeout=60)
     assert sorted(ran) == sorted(f"job-{i}" for i in range(100))
 
 

@@ -47,7 +47,7 @@ async def test_never_early_and_woken(pool, work):
         await pool.enqueue_job("note", time.time() + delay, _defer_by=delay)
     await wait_until_async(lambda: len(starts) == 30)
     assert min(starts.values()) >= 0
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 19, "before the next poll"
 
 
 async def test_a_job_for_now_wakes_too(pool, work):
@@ -139,12 +139,12 @@ async def test_defer_counts_from_the_raise(pool, work):
         raise Retry(defer=60)
 
     async def dawdle(ctx):
-        await asyncio.sleep(1)
+        await asyncio.sleep(2)
 
     work(flaky, on_job_end=dawdle)
     await pool.enqueue_job("flaky", _job_id="one")
     waiting = await wait_until_async(lambda: pool.waiting("one"))
-    assert 60 <= waiting.due / 1e6 - raised[0] < 60.9
+    assert 60 <= waiting.due / 1e6 - raised[0] < 61.9
 
 
 async def test_a_retry_waits_with_us_in_one_place(pool, work, stock):
@@ -165,7 +165,7 @@ async def test_a_retry_waits_with_us_in_one_place(pool, work, stock):
 
 async def test_no_death_by_ttl(make_pool, work, stock):
     """A retry deferred for longer than a payload lives, and than arq remembers its tries."""
-    pool = await make_pool(expires_extra_ms=400)
+    pool = await make_pool(expires_extra_ms=20_000)
     tries = []
 
     async def flaky(ctx):
@@ -189,15 +189,15 @@ async def test_expires_outlives_a_retry(pool, work, stock):
 
     async def flaky(ctx):
         tries.append(ctx["job_try"])
-        raise Retry(defer=0.3)
+        raise Retry(defer=1.0)
 
     work(flaky, max_tries=100)
-    now = await pool.enqueue_job("flaky", _expires=0.8)
-    later = await pool.enqueue_job("flaky", _expires=0.8, _defer_by=0.1)
+    now = await pool.enqueue_job("flaky", _expires=2.5)
+    later = await pool.enqueue_job("flaky", _expires=2.5, _defer_by=0.1)
     for job in (now, later):
         with pytest.raises(Exception, match="job expired"):
             await job.result(timeout=40, poll_delay=0.02)
-    assert 4 <= len(tries) <= 6
+    assert 2 <= len(tries) <= 6, "three times each, on a busy machine fewer"
     assert not await stock.keys(EXPIRES_PREFIX + "*")
 
 
@@ -366,7 +366,7 @@ async def test_two_workers_and_a_stock_one_on_a_queue(pool, stock, work):
 
     async def note(ctx):
         ran[ctx["job_id"]] += 1
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
 
     async def flaky(ctx):
         if ctx["job_try"] < 3:
