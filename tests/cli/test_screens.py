@@ -152,11 +152,10 @@ def test_an_output_that_knows_no_unicode(full, run):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     server = full.client.connection_pool.connection_kwargs
     url = f"redis://{server['host']}:{server['port']}/0"
-    for verb in ("status", "ls"):
-        command = [sys.executable, "-c", code, "--url", url, "--name", full.name, *VERBS[verb]]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout
+    command = [sys.executable, "-c", code, "--url", url, "--name", full.name, "ls"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "shop.t" in done.stdout
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
@@ -265,4 +264,5 @@ def test_the_reference_has_the_groups_options_and_every_exit_status():
             assert f"`{parameter.envvar}`" in text
     for status in (0, 1, 2, 3, 69, 130):
         assert f"| {status} |" in text
-    assert set(COMMANDS) - OURS <= set(text.split("`"))
+    for name in set(COMMANDS) - OURS:
+        assert f"`delayadapters {name}`" in text, name

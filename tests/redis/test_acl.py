@@ -95,6 +95,8 @@ PRODUCER = {
     "cancel, released with many before": ("many released", lambda q: q.cancel("a0")),
     "reschedule": ("waiting", lambda q: q.reschedule("a", delay=7)),
     "release_now": ("waiting", lambda q: q.release_now("a")),
+    "cancel_many": ("waiting", lambda q: q.cancel_many(["a", "b"])),
+    "reschedule_many": ("waiting", lambda q: q.reschedule_many(["a", "b"], delay=7)),
     "replay": ("dead", lambda q: q.replay("a")),
     "discard": ("dead", lambda q: q.discard("a")),
     "get": ("waiting", lambda q: q.get("a")),

@@ -262,5 +262,5 @@ def show(ctx: click.Context, id: str, as_json: bool) -> None:
     for part in (view, *(value if isinstance(value, dict) else {name: value} for name, value in details.items())):
         for name, value in part.items():
             if value is not None and value != {}:
-                sheet.pair(name, value, "red" if name == "reason" else "")
+                sheet.pair(name, value, {"id": "bold", "reason": "red"}.get(name, ""))
     sheet.print()
