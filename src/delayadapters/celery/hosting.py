@@ -47,6 +47,8 @@ logger = get_logger(__name__)
 
 STOP_TIMEOUT: Final = 5.0
 """Seconds a stopping loop has for the batch in its hands; what it has not finished then comes back by its lease."""
+COLD_STOP_TIMEOUT: Final = 3.0
+"""The same when the worker is told to go at once."""
 LEASE: Final = 10.0
 """Seconds: how late a job comes when the process that was releasing it dies. Renewed while a publish goes on."""
 _POLL: Final = 0.2
@@ -75,8 +77,8 @@ class ReleaseStep(bootsteps.StartStopStep):
         pool = worker.pool_cls if isinstance(worker.pool_cls, str) else worker.pool_cls.__module__
         if pool.endswith(_GREEN):
             raise ImproperlyConfigured(
-                f"delayadapters does not run its release loop inside a {pool.rpartition('.')[2]} worker. "
-                "Run it beside: set delayadapters_embed = False and start `celery -A … delay run`"
+                f"delayadapters does not run its release loop inside workers of the {pool.rpartition('.')[2]} pool. "
+                "Run it beside them: set delayadapters_embed = False and start `celery -A … delay run`"
             )
         check_metrics(worker.app)
         make_queue(worker.app)  # a wrong setting should stop the worker now, not its child again and again
@@ -142,7 +144,7 @@ class ReleaseProcess:
         self._end(STOP_TIMEOUT)
 
     def terminate(self) -> None:
-        self._end(1.0)
+        self._end(COLD_STOP_TIMEOUT)
 
     def _end(self, patience: float) -> None:
         self._stopping.set()
@@ -250,7 +252,8 @@ def _child(app: Celery, hostname: str, parent: int, up: int) -> None:
     app.set_default()
     app.set_current()
     releaser = run_releaser(app)
-    stop_on_signals(releaser, signal.SIGTERM)
+    # A supervisor sends SIGTERM to all processes of a service, and then the worker sends its own: no sign of impatience.
+    stop_on_signals(releaser, signal.SIGTERM, patiently=True)
     threading.Thread(target=_watch_parent, args=(releaser, parent), name="delay-parent-watch", daemon=True).start()
     serve_metrics(app, releaser)
     os.write(up, b"1")
@@ -258,11 +261,14 @@ def _child(app: Celery, hostname: str, parent: int, up: int) -> None:
     releaser.run()
 
 
-def stop_on_signals(releaser: Releaser, *numbers: int) -> None:
-    """Stop gracefully on these signals; at the second one, give up at once (leases bring back what was held)."""
+def stop_on_signals(releaser: Releaser, *numbers: int, patiently: bool = False) -> None:
+    """Stop gracefully on these signals. At the second one give up at once (leases bring back what was held), unless
+    ``patiently``."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stopping.is_set():
+            if patiently:
+                return
             os._exit(1)
         stopping.set()
         # In a thread: stop() waits for run(), which this handler interrupts.

@@ -251,11 +251,31 @@ def _own_connection(app: Celery) -> Any:
             options["socket_timeout"] = CONFIRM_TIMEOUT
         if options.get("socket_connect_timeout") is None:
             options["socket_connect_timeout"] = CONNECT_TIMEOUT
+        if issubclass(connection.get_transport_cls(), _sentinel_transport()):
+            options["sentinel_kwargs"] = {**_asking_sentinels(), **(options.get("sentinel_kwargs") or {})}
         transport = _without_retries(connection.get_transport_cls())
         connection = app.connection_for_write()
         connection.transport_cls = transport  # an argument would lose against the URL's own in "redis+socket://…"
     connection.transport_options = options
     return connection
+
+
+def _sentinel_transport() -> Any:
+    from kombu.transport.redis import SentinelTransport
+
+    return SentinelTransport
+
+
+def _asking_sentinels() -> dict[str, Any]:
+    """So that one that is down is passed over at once: redis-py 8 asks it 10 times, every time."""
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    return {
+        "socket_timeout": CONNECT_TIMEOUT,
+        "socket_connect_timeout": CONNECT_TIMEOUT,
+        "retry": Retry(NoBackoff(), 0),
+    }
 
 
 def _without_retries(transport: Any) -> Any:

@@ -222,7 +222,10 @@ class Celeryd:
                 pytest.fail(f"the process ended with {self.process.returncode}:\n{self.log}")
             return self.log.count(text) >= times
 
-        wait_until(said, 30, 0.02, message=f"{text!r} in the log:\n{self.log[-3000:]}")
+        try:
+            wait_until(said, 60, 0.02)
+        except AssertionError as error:
+            raise AssertionError(f"{text!r} is not in the log:\n{self.log[-3000:]}") from error
 
     def kill_tree(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)

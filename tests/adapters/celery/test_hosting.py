@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +48,7 @@ def the_loop(app: Celery, other_than: int | None = None) -> int:
 def held(app: Celery) -> dict[str, Any]:
     """What a release loop may hold: leases, the watch, its place in the list of loops."""
     queue = app.delayadapters
-    watch = queue.client.exists("{%s:0}:watch" % queue.name)  # noqa: UP031  # braces
+    watch = queue.client.exists("{" + queue.name + ":0}:watch")
     return {"leased": queue.stats().leased, "watch": watch, "loops": loops(app)}
 
 
@@ -68,7 +67,7 @@ def numbers(runs: list[Any]) -> Counter[Any]:
     return Counter(run.args[0] for run in runs)
 
 
-# ------------------------------------------------------------------------------------------------- it outlasts its death
+# ------------------------------------------------------------------------------------------------ it outlasts its death
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -188,8 +187,7 @@ def schedule_many(app: Celery, count: int) -> list[Any]:
     [model] = app.delayadapters.jobs().jobs
     app.delayadapters.cancel("model")
     payload = model.payload
-    at = app.delayadapters
-    return at.schedule_many(
+    return app.delayadapters.schedule_many(
         NewJob(payload.replace(b"model", b"%05d" % n), delay=1.5, id=f"{n:05d}", meta=dict(model.meta))
         for n in range(count)
     )
@@ -332,19 +330,3 @@ def test_a_pickled_app_in_a_spawned_process(redis_broker: Any, make_app: Callabl
     subprocess.run([sys.executable, "-c", SPAWNED, str(file)], check=True, timeout=60)
     assert {job.id for job in app.delayadapters.jobs().jobs} == {"parent", "spawned"}
     assert redis_broker.size() == 0
-
-
-def test_tasks_schedule_tasks_from_pool_children(
-    redis_broker: Any, make_app: Callable[..., Celery], worker: Callable[..., Any], executions: Callable[[], list[Any]]
-) -> None:
-    """Children forked from a worker that used its queue before (a task of its own start-up, an import)."""
-    conf = redis_broker.conf | {"delayadapters_min_delay": 0.1}
-    app = make_app(conf)
-    running = worker(conf, "prefork")
-    begin = time.time()
-    for _ in range(10):
-        app.tasks["again"].apply_async((1, 0.2))
-    wait_until(lambda: len(executions()) == 20, 40, 0.05, message=running.log[-3000:])
-    assert Counter(run.retries for run in executions()) == {0: 10, 1: 10}
-    assert all(run.at >= begin + 0.2 for run in executions() if run.retries)
-    assert app.delayadapters.stats().waiting == 0
