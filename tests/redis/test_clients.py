@@ -245,16 +245,16 @@ async def test_peeking_reads_the_same_in_every_protocol(redis_server, queue_name
 
             keys = getattr(queue, "wrapped", queue)._verbs.shards[0]
             asker = Asker.new()
-            empty = await ask(commands.peek(keys, asker, watch_ms=5000, thorough=True))
+            empty = await ask(commands.peek(keys, asker, watch_ms=60_000, thorough=True))
             assert (empty.watching, empty.head, empty.expires) == (False, None, None)
             due = (await queue.schedule(b"x", delay=5)).due
             await queue.schedule(b"y", delay=0)
             (claim,) = await queue.claim()
-            await ask(commands.claim(keys, asker, 1, lease=10**6, limit=1, watch_ms=5000, now=clock()))
-            seen = await ask(commands.peek(keys, asker, watch_ms=5000, thorough=True))
+            await ask(commands.claim(keys, asker, 1, lease=10**6, limit=1, watch_ms=60_000, now=clock()))
+            seen = await ask(commands.peek(keys, asker, watch_ms=60_000, thorough=True))
             assert (seen.watching, seen.head, seen.expires) == (True, due, claim.lease)
             assert seen.now > 1_700_000_000_000_000
-            assert 0 < (await ask(commands.probe(keys, asker))).left <= 5000
+            assert 0 < (await ask(commands.probe(keys, asker))).left <= 60_000
             assert set((await ask(commands.types(keys))).values()) == {"zset", "hash", "string", "none"}
 
 

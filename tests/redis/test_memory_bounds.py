@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from delayadapters import NewJob, Outcome
+from delayadapters import JobExists, NewJob, Outcome
 from delayadapters.redis import commands
 from delayadapters.redis.commands import Asker
 from delayadapters.redis.sync import execute
@@ -215,7 +215,7 @@ def test_a_purged_queue_leaves_nothing(queue, redis_client):
 def test_kept_jobs_are_not_remembered_with_the_answer(make_queue, redis_client):
     """A resync that finds everything there would otherwise store it all again, for minutes."""
     queue = make_queue()
-    queue.schedule_many([NewJob(b"p" * 100_000, 60, id=f"{n}") for n in range(50)])
+    queue.schedule_many([NewJob(b"p" * 30_000, 60, id=f"{n}") for n in range(50)])
     calls = keys_of(queue).calls
     before = redis_client.memory_usage(calls, samples=0)
     steps = queue._verbs.schedule_many([NewJob(b"q", 60, id=f"{n}") for n in range(51)], "keep")
@@ -225,7 +225,32 @@ def test_kept_jobs_are_not_remembered_with_the_answer(make_queue, redis_client):
     assert redis_client.memory_usage(calls, samples=0) - before < 20_000
     # Repeated, the call has the same answer, the kept payloads included.
     assert request.parse(execute(redis_client, request)) == answer
-    assert answer[0].payload == b"p" * 100_000
+    assert answer[0].payload == b"p" * 30_000
+
+
+@pytest.mark.parametrize("mode", ["error", "keep", "replace", "add"])
+def test_ids_with_large_payloads_are_scheduled_again_a_few_at_a_time(make_queue, redis_client, mode):
+    """Their records are read to see what is there: all of them in one script would stall Redis."""
+    queue = make_queue()
+    large = [NewJob(bytes([n]) * 1_000_000, 60, id=f"{n}") for n in range(24)]
+    queue.schedule_many(large)
+    again = [NewJob(b"small", 90, id=f"new-{n}") for n in range(100)] + [NewJob(b"q", 90, id=job.id) for job in large]
+    with count_commands(redis_client) as commands:
+        if mode == "error":
+            with pytest.raises(JobExists) as taken:
+                queue.schedule_many(again, if_exists=mode)
+            assert set(taken.value.ids) <= {job.id for job in large}
+        else:
+            jobs = queue.schedule_many(again, if_exists=mode)
+            outcome = {"keep": Outcome.KEPT, "replace": Outcome.REPLACED, "add": Outcome.SCHEDULED}[mode]
+            assert [job.outcome for job in jobs] == [Outcome.SCHEDULED] * 100 + [outcome] * 24
+            assert [job.id for job in jobs] == [job.id for job in again]
+            kept = large if mode == "keep" else again[100:]
+            assert [job.payload for job in jobs[100:]] == [job.payload for job in kept]
+    asked = commands["evalsha"] + commands["eval"]
+    assert asked >= (2 if mode == "error" else 5)
+    if mode != "error":
+        assert queue.stats().waiting == (148 if mode == "add" else 124)
 
 
 def test_a_page_of_many_rows_is_read_a_few_at_a_time(make_queue, redis_client):

@@ -313,7 +313,7 @@ def test_renew_twice(bench):
 
 def test_leave_twice(bench):
     bench.queue.schedule(b"x", delay=9)
-    assert send(bench.client, bench.claim(watch_ms=5000)).watching
+    assert send(bench.client, bench.claim(watch_ms=60_000)).watching
     call = commands.leave(bench.keys, bench.asker)
     assert send(bench.client, call) is True
     before = bench.state()
@@ -326,7 +326,7 @@ def test_claim_twice_answers_its_batch_again(bench):
     for n in range(10):
         bench.queue.schedule(b"%d" % n, delay=0)
     bench.queue.schedule(b"later", delay=60)
-    first = bench.twice(bench.claim(limit=4, watch_ms=1000))
+    first = bench.twice(bench.claim(limit=4, watch_ms=60_000))
     assert [claim.payload for claim in first.claims] == [b"0", b"1", b"2", b"3"]
     assert first.watching
     # With acks of that batch, and another one to claim.

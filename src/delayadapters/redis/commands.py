@@ -104,8 +104,9 @@ def schedule(
     extras: Extras = NO_EXTRAS,
     *,
     touch: bool = False,
-) -> Call[list[Job] | list[str]]:
-    """Stores all of ``jobs`` or none. Answers the jobs, or the ids that were taken (nothing is stored then).
+) -> Call[list[Job] | list[str] | int]:
+    """Stores all of ``jobs`` or none. Answers the jobs; or, nothing being stored, the ids that were taken, or how many
+    from the front to ask for alone, since what is there under these ids is large.
 
     ``touch``: a WAIT follows, which counts the replicas that have this connection's last write: write in any case.
     """
@@ -113,8 +114,10 @@ def schedule(
     for job in jobs:
         flat += (job.raw_id, job.when, job.flags, job.tail)
 
-    def parse(reply: Any) -> list[Job] | list[str]:
+    def parse(reply: Any) -> list[Job] | list[str] | int:
         at, _, special = msgpack.unpackb(reply, raw=True, strict_map_key=False)
+        if special and special[0][1] == b"split":
+            return int(special[0][0])
         if special and special[0][1] == b"exists":
             return [jobs[row[0] - 1].id for row in special]
         out = [

@@ -98,13 +98,18 @@ class Verbs:
             shards.setdefault(self._of(job.raw_id), []).append(index)
         unconfirmed: ReplicationTimeout | None = None
         for keys, indexes in shards.items():
-            for chunk in _chunks(indexes, ready):
+            parts = list(_chunks(indexes, ready))[::-1]
+            while parts:
+                chunk = parts.pop()
                 jobs_of = [ready[i] for i in chunk]
                 try:
                     answer = yield commands.schedule(keys, jobs_of, if_exists, self.now(), extras, touch=self._waiting)
                 except ReplicationTimeout as error:
                     # Stored, only not confirmed: the rest must be stored, too, before the caller hears of it.
                     unconfirmed = unconfirmed or error
+                    continue
+                if isinstance(answer, int):
+                    parts += [chunk[answer:], chunk[:answer]]
                     continue
                 if answer and isinstance(answer[0], str):
                     raise JobExists(answer)

@@ -12,8 +12,8 @@
 -- alongside: msgpack list of commands to run in the same step, before anything is stored ('' for none).
 -- touch: '1' when a WAIT follows: then something is written in any case.
 -- Returns msgpack {now, seq of the first job, special}, special listing what is not plainly scheduled:
--- {index, 'exists'} (then nothing was stored) | {index, 'kept', state, score, record} | {index, 'same', index of the
--- job in this call that was kept} | {index, 'replaced' | 'in_flight'}.
+-- {index, 'exists'} (then nothing was stored) | {index, 'split'} (the same: ask for those up to it, and for the rest) |
+-- {index, 'kept', state, score, record} | {index, 'same', index of the one kept} | {index, 'replaced' | 'in_flight'}.
 local list = cmsgpack.unpack(jobs)
 local count = #list / 4
 local before = answered()
@@ -33,7 +33,18 @@ for i = 1, count do
   names[2 * i] = '\255' .. ids[i]
 end
 -- An id whose own field is free can still have further entries: those outlive the first one.
-local taken = redis.call('HMGET', entries, unpack(names))
+-- What is there is read whole, so large payloads end the call early: it is asked again, in parts.
+local taken, read, bytes, step = {}, 0, 0, 1
+while read < count do
+  local upto = math.min(count, read + step)
+  for k, record in ipairs(redis.call('HMGET', entries, unpack(names, 2 * read + 1, 2 * upto))) do
+    taken[2 * read + k], bytes = record, bytes + (record and #record or 0)
+  end
+  read, step = upto, math.min(32, 4 * step)
+  if bytes > 2097152 and read < count and alongside == '' then
+    return cmsgpack.pack({ at, 0, { { read, 'split' } } })
+  end
+end
 local none = {}
 local special, seen, exists, live, skip, free = {}, {}, {}, {}, {}, {}
 local function refused()
