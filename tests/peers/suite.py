@@ -36,8 +36,7 @@ class Peer:
     """One framework's own tests.
 
     ``explained``: tests that fail with our classes, each because of what is meant to be different. ``paths``: what to
-    run, below the source tree; ``parts``: the same in several runs of pytest. ``options`` go to pytest. ``needs`` is
-    put into the environment first.
+    run, below the source tree. ``options`` go to pytest. ``needs`` is put into the environment first.
     """
 
     name: str
@@ -82,7 +81,7 @@ def run(peer: Peer, source: Path, which: str, arguments: Sequence[str]) -> Resul
     report = source / f"{which}.xml"
     env = os.environ | {f"{peer.name.upper()}_SUITE": which, "PYTHONPATH": f"{HERE}{os.pathsep}{SUPPORT}"}
     command = [sys.executable, "-m", "pytest", "-p", f"{peer.name}_plugin", "-q", f"--junitxml={report}"]
-    command += [*peer.options, *(arguments or ()), *_paths(peer, arguments)]
+    command += [*peer.options, *arguments, *_paths(peer, arguments)]
     log_file = source / f"{which}.log"
     with log_file.open("wb") as log:
         subprocess.run(command, cwd=source, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
@@ -95,7 +94,7 @@ def run(peer: Peer, source: Path, which: str, arguments: Sequence[str]) -> Resul
 
 def _paths(peer: Peer, arguments: Sequence[str]) -> Sequence[str]:
     """The peer's paths, unless some are given."""
-    given = any(one.startswith(path) for one in arguments for path in ("t/", "tests"))
+    given = any(one.startswith(("t/", "tests/")) for one in arguments)
     return () if given else peer.paths
 
 
