@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+FRAMEWORKS = ("celery", "arq", "taskiq")
 
 spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
 assert spec is not None
@@ -65,3 +67,14 @@ def test_roles_in_docstrings_become_names() -> None:
         ":class:<code>~a.b.Queue</code>", page=SimpleNamespace(url=""), config=None, files=None
     )
     assert html == "<code>Queue</code>"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """Of the core, and of the adapters that this environment has."""
+    page = (DOCS / "reference" / "api.md").read_text("utf-8")
+    errors = importlib.import_module("delayadapters.errors")
+    adapters = [f"delayadapters.{name}" for name in FRAMEWORKS if importlib.util.find_spec(name)]
+    for package in ("delayadapters", *adapters):
+        public = importlib.import_module(package).__all__
+        missing = [name for name in public if not hasattr(errors, name) and f"::: {package}.{name}\n" not in page]
+        assert missing == [], f"docs/reference/api.md lacks names of {package}"
