@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import ssl
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -25,6 +26,7 @@ from delayadapters import (
 )
 from delayadapters.redis import aio, commands, sync
 from delayadapters.redis.commands import Asker
+from delayadapters.redis.connect import next_pause
 from delaytests import RedisServer, wait_until, wait_until_async
 from delaytests.queues import AsyncFace
 from delaytests.topology import Sentinel, cluster_of_one, cluster_port
@@ -428,3 +430,11 @@ async def test_a_plain_client_of_a_cluster_node_works_with_one_shard(cluster, as
     async with opened(client, asynchronous=asynchronous, name=NAME) as queue:
         await exercise(queue, direct=False)
         await release(queue, direct=False)
+
+
+def test_a_failover_behind_sentinel_is_given_the_whole_timeout() -> None:
+    """A server that refuses connections is given about a second."""
+    deadline = time.monotonic() + 60
+    for found_none in (redis.sentinel.MasterNotFoundError, redis.asyncio.sentinel.MasterNotFoundError):
+        assert next_pause(9, found_none("No master found for 'mine'"), deadline, 1.0) is not None
+    assert next_pause(9, redis.ConnectionError("Error 111 connecting. Connection refused."), deadline, 1.0) is None

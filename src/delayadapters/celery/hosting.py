@@ -252,7 +252,7 @@ def _child(app: Celery, hostname: str, parent: int, up: int) -> None:
     app.set_default()
     app.set_current()
     releaser = run_releaser(app)
-    # A supervisor sends SIGTERM to all processes of a service, and then the worker sends its own: no sign of impatience.
+    # A service manager tells all processes at once, and then the worker tells us: no sign of impatience.
     stop_on_signals(releaser, signal.SIGTERM, patiently=True)
     threading.Thread(target=_watch_parent, args=(releaser, parent), name="delay-parent-watch", daemon=True).start()
     serve_metrics(app, releaser)

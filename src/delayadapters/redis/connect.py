@@ -42,6 +42,8 @@ _PLAIN_POOLS: Final = (sync_pool.ConnectionPool, sync_pool.BlockingConnectionPoo
 _SENTINEL_POOLS: Final = (sync_sentinel.SentinelConnectionPool, async_sentinel.SentinelConnectionPool)
 _REFUSED_TRIES: Final = 4
 """A server that refuses connections is given about a second to come back; one that is silent, the whole time-out."""
+_FAILING_OVER: Final = (sync_sentinel.MasterNotFoundError, async_sentinel.MasterNotFoundError)
+"""Sentinel has no master for the seconds that a failover takes: it is given the whole time-out, too."""
 
 
 class Options:
@@ -94,7 +96,7 @@ def next_pause(attempt: int, error: BaseException, deadline: float | None, longe
     """
     if deadline is None or isinstance(error, AuthenticationError):
         return None
-    if attempt >= _REFUSED_TRIES and not sent(error):
+    if attempt >= _REFUSED_TRIES and not sent(error) and not isinstance(error, _FAILING_OVER):
         return None
     pause = min(1.0, 0.05 * 3 ** (attempt - 1)) * random.uniform(0.7, 1.0)
     return pause if time.monotonic() + pause + longest <= deadline else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -182,46 +181,6 @@ def test_a_command_under_way_on_a_pooled_connection_does_not_hold_up_the_release
             wait_until(started.exists, 5)
         finally:
             process.terminate()
-
-
-def release_process(running: Any) -> int:
-    """The pid of a worker's release process: it is forked after the pool's two."""
-    return max(running.children())
-
-
-def test_a_release_process_that_dies_is_replaced_and_a_killed_worker_takes_it_along(
-    redis_broker: Any, make_app: Callable[..., Celery], worker: Callable[..., Any], executions: Callable[[], list[Any]]
-) -> None:
-    app = make_app(redis_broker.conf)
-    running = worker(redis_broker.conf)
-    before = running.children()
-    assert len(before) == 3
-    child = release_process(running)
-    os.kill(child, signal.SIGKILL)
-    wait_until(lambda: len(new := running.children()) == 3 and child not in new, 10)
-    assert len(running.children() & before) == 2, "the pool's own children were left alone"
-    app.tasks["note"].apply_async(countdown=1)
-    ran(executions, 1)
-    assert "release process" in running.log
-
-    others = running.children()
-    os.kill(running.process.pid, signal.SIGKILL)  # only the worker's main process: nobody tells its children
-    running.process.wait()
-    successor = max(others)
-    wait_until(lambda: successor not in running.tree, 10, 0.02)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=["warm", "cold"])
-def test_a_stopped_worker_leaves_nothing_behind(
-    redis_broker: Any, make_app: Callable[..., Celery], worker: Callable[..., Any], number: int
-) -> None:
-    app = make_app(redis_broker.conf)
-    app.tasks["note"].apply_async(countdown=60)
-    running = worker(redis_broker.conf)
-    running.stop(number)
-    wait_until(lambda: not running.tree, 5)
-    assert app.delayadapters.stats().waiting == 1
-    assert app.delayadapters.stats().leased == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

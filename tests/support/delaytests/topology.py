@@ -67,6 +67,12 @@ class Sentinel:
             except redis.exceptions.ConnectionError:
                 return False
 
+    def primary(self) -> int:
+        """The port of the server that it names as the primary."""
+        with redis.Redis(port=self.port, socket_timeout=2) as probe:
+            answer: Any = probe.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
+            return int(answer[1])
+
     def replicas(self) -> int:
         """How many replicas it has found."""
         with redis.Redis(port=self.port, socket_timeout=2) as probe:
