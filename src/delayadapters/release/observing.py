@@ -69,12 +69,11 @@ def lateness_of(dues: Iterable[int], now: int) -> list[Late]:
     """How late jobs due then are ``now``, both in microseconds. By bisection: a job costs some 50 ns."""
     ordered = sorted(dues)
     end, found = len(ordered), []
-    for bucket, bound in enumerate((*_BOUNDS, now)):
-        if not end:
-            break
-        start = bisect_left(ordered, now - bound, 0, end)
-        if start < end:
-            found.append(Late(bucket, end - start, max(0, now * (end - start) - sum(ordered[start:end]))))
+    while end:
+        # The bucket of the one that is least late of those left, and all that fall into it.
+        bucket = bisect_left(_BOUNDS, now - ordered[end - 1])
+        start = 0 if bucket == len(_BOUNDS) else bisect_left(ordered, now - _BOUNDS[bucket], 0, end)
+        found.append(Late(bucket, end - start, max(0, now * (end - start) - sum(ordered[start:end]))))
         end = start
     return found
 

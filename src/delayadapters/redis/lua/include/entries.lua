@@ -6,7 +6,7 @@
 -- the payload. state is msgpack {attempts, requeues, reason, commands done}.
 local STATE, META, DIRECT, RAW, VERSION = 1, 2, 4, 8, 16
 -- What runs once a job and script is worth a local: a claim's time is a hundred times that of these few lines.
-local byte, sub, find = string.byte, string.sub, string.find
+local byte, sub, find, unpack_struct = string.byte, string.sub, string.find, struct.unpack
 
 local function further(entry) return (byte(entry, 6) or 0) % 2 == 1 end
 local function id_of(entry) return sub(entry, 7) end
@@ -29,7 +29,7 @@ local function fields_of(list, from, upto, out)
   return out, mixed
 end
 local function flag(record, bit) return byte(record, 1) % (2 * bit) >= bit end
-local function due_of(record) return (struct.unpack('>I7', record, 8)) end
+local function due_of(record) return (unpack_struct('>I7', record, 8)) end
 local function with_due(record, due)
   return string.sub(record, 1, 7) .. struct.pack('>I7', due) .. string.sub(record, 15)
 end
