@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 import re
+from html import unescape as html_unescape
 from pathlib import Path
 from typing import Any
 
 README = "<!-- README.md -->"
 NOTE = re.compile(r"^> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n((?:>.*\n?)+)", re.MULTILINE)
 KINDS = {"IMPORTANT": "info", "CAUTION": "danger"}
-ROLE = re.compile(r":(?:class|meth|func|attr|mod|exc|data):<code>~?([\w.]+)</code>")
+ROLE = re.compile(r":(?:class|meth|func|attr|mod|exc|data):<code>([^<]+)</code>")
 
 
 def on_config(config: Any) -> Any:
@@ -62,4 +63,12 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     if 'class="mermaid"' in html:
         up = "../" * page.url.count("/")
         html = f'<script src="{up}assets/mermaid.tiny.js"></script>\n{html}'
-    return ROLE.sub(lambda found: f"<code>{found.group(1).rpartition('.')[2]}</code>", html)
+    return ROLE.sub(lambda found: f"<code>{name_of(html_unescape(found.group(1)))}</code>", html)
+
+
+def name_of(target: str) -> str:
+    """What a reader sees of ``a.b.c``, ``~a.b.c`` (c) and ``title <a.b.c>``."""
+    title, bracket, _ = target.partition(" <")
+    if bracket:
+        return title
+    return target.rpartition(".")[2] if target.startswith("~") else target

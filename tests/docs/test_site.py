@@ -63,10 +63,13 @@ def test_diagrams_load_mermaid_from_the_site_itself(url: str, up: str) -> None:
 
 
 def test_roles_in_docstrings_become_names() -> None:
-    html = hooks.on_page_content(
-        ":class:<code>~a.b.Queue</code>", page=SimpleNamespace(url=""), config=None, files=None
-    )
-    assert html == "<code>Queue</code>"
+    roles = {
+        ":class:<code>~a.b.Queue</code>": "<code>Queue</code>",
+        ":meth:<code>schedule</code>": "<code>schedule</code>",
+        ":meth:<code>Queue.jobs &lt;a.b.Queue.jobs&gt;</code>": "<code>Queue.jobs</code>",
+    }
+    for role, name in roles.items():
+        assert hooks.on_page_content(role, page=SimpleNamespace(url=""), config=None, files=None) == name
 
 
 def test_the_reference_has_every_public_name() -> None:
