@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -70,11 +71,26 @@ def total(self: Any, numbers: list[int]) -> int:
     return sum(numbers)
 
 
+def dies_retried(self: Any) -> None:
+    """Takes its process along, the first time."""
+    record(self)
+    if self.request.retries == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_rejected(self: Any) -> None:
+    record(self)
+    if not self.request.delivery_info["redelivered"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 TASKS: dict[Any, dict[str, Any]] = {
     note: {},
     again: {"max_retries": 5},
     auto: {"autoretry_for": (ValueError,), "retry_backoff": 1, "retry_jitter": False, "max_retries": 3},
     total: {},
+    dies_retried: {"retry_on_worker_lost": True, "default_retry_delay": 0.5},
+    dies_rejected: {"acks_late": True, "reject_on_worker_lost": True},
 }
 
 if "DELAY_TEST_CONF" in os.environ:

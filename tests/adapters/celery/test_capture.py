@@ -91,7 +91,8 @@ def test_min_delay_is_a_setting_that_counts_at_each_call(app: Celery, redis_brok
 
 
 @pytest.mark.parametrize(
-    ("countdown", "error"), [(float("nan"), ValueError), (float("inf"), ValueError), ("5", TypeError)]
+    ("countdown", "error"),
+    [(float("nan"), ValueError), (float("inf"), ValueError), (1e12, ValueError), ("5", TypeError)],
 )
 def test_a_countdown_that_is_no_time_is_refused_before_anything_happens(
     app: Celery, countdown: Any, error: Any

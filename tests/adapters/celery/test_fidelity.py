@@ -1,4 +1,4 @@
-"""A released message is the one that Celery would have sent, less its eta, more one header: bytes compared, two brokers.
+"""A released message is the one that Celery would have sent, less its eta, more one header: compared byte by byte.
 
 Every case is sent twice, by an app with us and by one without, and both messages are read off the broker as they are:
 Redis' lists as JSON, RabbitMQ's with all properties.
@@ -155,7 +155,11 @@ def less_eta(app: Celery, message: dict[str, Any], ours: bool) -> dict[str, Any]
     if message["properties"].get("reply_to") == app.thread_oid:
         message["properties"]["reply_to"] = "this app, this thread"
     if ours:
-        assert datetime.fromisoformat(headers.pop(DUE_HEADER)).tzinfo is not None
+        due = headers.pop(DUE_HEADER)
+        assert datetime.fromisoformat(due).tzinfo is not None
+        if "headers" in headers:  # what task.request.headers would show
+            headers["headers"] = dict(headers["headers"])
+            assert headers["headers"].pop(DUE_HEADER) == due
     assert DUE_HEADER not in headers
     body = message["body"]
     if "eta" in headers:  # protocol 2
@@ -216,6 +220,7 @@ CASES: dict[str, Any] = {
     "signed, compressed": {"serializer": "auth", "compression": "bzip2"},
     **{f"priority {n}": {"priority": n} for n in (0, 3, 9)},
     "headers": {"headers": STRANGE},
+    "headers of headers": {"headers": {"mine": 1, "headers": {"a": "b", "c": [1]}, "last": 2}},
     "limits": {"time_limit": 10, "soft_time_limit": 5.5, "ignore_result": True, "shadow": 'quo"te'},
     "canvas": {"group_id": "g", "group_index": 3, "root_id": "r", "parent_id": "p", "retries": 2,
                "replaced_task_nesting": 1},

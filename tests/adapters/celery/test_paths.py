@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -370,6 +371,18 @@ def test_a_pickled_app_sends_and_revokes(live: Live) -> None:
     assert live.app.delayadapters.get(result.id) is None
     other.delayadapters.close()
     other.close()
+
+
+def test_an_app_that_a_new_process_is_given(live: Live) -> None:
+    """As a spawned pool process is: it has the pickle, and imports the rest."""
+    app = live.client()
+    code = (
+        "import pickle, sys; app = pickle.load(sys.stdin.buffer); app.delayadapters.close()\n"
+        "app.send_task('paths.add', (1, 2), countdown=60, task_id='spawned')"
+    )
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(app), check=True, timeout=60)
+    assert live.app.delayadapters.get("spawned").meta["task"] == "paths.add"
+    app.close()
 
 
 # --------------------------------------------------------------------------------------------------------------- times
