@@ -243,36 +243,36 @@ def fill(queue: DelayQueue, count: int) -> None:
     ("verb", "done"), [(("cancel",), "cancelled"), (("reschedule", "--delay", "9h"), "rescheduled")]
 )
 def test_work_is_done_in_batches(queue, run, redis_client, verb, done):
-    """A script looks at 200 jobs or changes 100; what Redis spends on one is nothing another client would feel."""
+    """A script looks at 200 jobs or changes 100. (What another client feels of it: benchmarks/steering.py.)"""
     fill(queue, 3000)
     redis_client.config_resetstat()
     with count_commands(redis_client) as counted:
         assert run(*verb, "--name", "t", "--yes").stdout == f"3,000 jobs {done}\n"
-    pages, changes = 3000 / 200, 3000 / 100
-    twice = 2 if verb[0] == "reschedule" else 1  # moved jobs are seen once more, further on
-    assert changes + pages <= counted["evalsha"] + counted["eval"] <= changes + twice * pages + 15
-    spent = redis_client.info("commandstats")["cmdstat_evalsha"]
-    assert spent["usec_per_call"] < 5000
+    # Moved jobs are seen once more, further on.
+    bounded(counted, jobs=3000, passes=2 if verb[0] == "reschedule" else 1)
+
+
+def bounded(counted, *, jobs: int, passes: int = 1) -> None:
+    """By counting, which no busy machine upsets: how many scripts there were, and that none can have done much more
+    than its share: a command or two for each job that it changes."""
+    scripts = counted["evalsha"] + counted["eval"]
+    least = jobs / 100 + passes * jobs / 200
+    assert least <= scripts <= 1.1 * least + 15
+    assert counted.total / scripts < 130
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # seconds on an idle machine; this one may have others at work
 def test_cancelling_two_hundred_thousand_does_not_stall_redis(start_redis):
-    """By Redis's own account of its slowest commands: of thousands, a handful may be interrupted by the machine."""
     server = start_redis()
     client = server.client()
     with DelayQueue(client) as queue:
         fill_fast(queue, 200_000)
-        client.config_set("slowlog-log-slower-than", 5000)
-        client.config_set("slowlog-max-len", 1000)
-        client.config_resetstat()
-        result = invoke("--url", server.url, "cancel", "--name", "t", "--yes")
+        with count_commands(client) as counted:
+            result = invoke("--url", server.url, "cancel", "--name", "t", "--yes")
         assert result.stdout == "200,000 jobs cancelled\n"
         assert queue.stats().waiting == 0
-    calls = client.info("commandstats")["cmdstat_evalsha"]
-    assert calls["calls"] >= 200_000 / 100 + 200_000 / 200
-    assert calls["usec_per_call"] < 2000
-    assert len(client.slowlog_get(1000)) < 30
+    bounded(counted, jobs=200_000)
 
 
 def press_ctrl_c_after(monkeypatch, batches: int) -> None:
