@@ -111,14 +111,21 @@ class DelayFixup:
 
     def queue(self) -> TaskQueue:
         """The app's queue, made when first needed; after a fork a new one, so that no two processes share a socket."""
-        if self._pid != os.getpid():
-            self._lock, self._queue, self._pid = threading.Lock(), None, os.getpid()
-            self._direct = DirectRelease(self.app)
-        if self._queue is None:
+        self._own_process()
+        queue = self._queue
+        if queue is None:
             with self._lock:
-                if self._queue is None:
-                    self._queue = make_queue(self.app)
-        return self._queue
+                queue = self._queue
+                if queue is None:
+                    queue = self._queue = make_queue(self.app)
+        return queue
+
+    def _own_process(self) -> None:
+        """In a forked child, what was the parent's is made anew. Safe in several threads of the child at once."""
+        if self._pid != os.getpid():
+            self._lock, self._queue = threading.Lock(), None
+            self._direct = DirectRelease(self.app)
+            self._pid = os.getpid()  # the last: whoever sees it sees the rest
 
     def stand_in(
         self,
@@ -137,6 +144,7 @@ class DelayFixup:
     @property
     def direct(self) -> DirectRelease:
         """Which messages are released inside Redis."""
+        self._own_process()
         return self._direct
 
     # ------------------------------------------------------------------------------------------------ scheduling

@@ -330,3 +330,37 @@ def test_a_pickled_app_in_a_spawned_process(redis_broker: Any, make_app: Callabl
     subprocess.run([sys.executable, "-c", SPAWNED, str(file)], check=True, timeout=60)
     assert {job.id for job in app.delayadapters.jobs().jobs} == {"parent", "spawned"}
     assert redis_broker.size() == 0
+
+
+def test_threads_of_a_forked_child_that_start_at_once_each_have_a_queue(
+    redis_broker: Any, make_app: Callable[..., Celery]
+) -> None:
+    """The first ones find the parent's queue; none may take away the new one that another has just made."""
+    app = make_app(redis_broker.conf)
+    app.send_task("note", task_id="first", countdown=60)
+    fixup = installed(app)
+    assert fixup is not None
+    parents = fixup.queue()
+
+    def work() -> None:
+        sys.setswitchinterval(1e-6)
+        for _ in range(200):
+            fixup._pid, fixup._queue = 0, parents  # as the fork left it
+            found: list[Any] = []
+            start = threading.Barrier(4)
+
+            def look(found: list[Any] = found, start: threading.Barrier = start) -> None:
+                start.wait()
+                found.append(fixup.queue())
+
+            threads = [threading.Thread(target=look) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(found) == 4
+            assert None not in found
+            assert parents not in found
+
+    with forked(work):
+        pass
