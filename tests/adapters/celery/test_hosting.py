@@ -20,7 +20,7 @@ import pytest
 from celery import Celery
 
 from delayadapters import State
-from delayadapters.celery.fixup import installed
+from delayadapters.celery.fixup import DelayFixup, installed
 from delayadapters.celery.hosting import run_releaser
 from delaytests import wait_until
 
@@ -335,32 +335,33 @@ def test_a_pickled_app_in_a_spawned_process(redis_broker: Any, make_app: Callabl
 def test_threads_of_a_forked_child_that_start_at_once_each_have_a_queue(
     redis_broker: Any, make_app: Callable[..., Celery]
 ) -> None:
-    """The first ones find the parent's queue; none may take away the new one that another has just made."""
+    """Both find the parent's queue and put it away; the second does so just when the first has made its own."""
     app = make_app(redis_broker.conf)
     app.send_task("note", task_id="first", countdown=60)
     fixup = installed(app)
     assert fixup is not None
     parents = fixup.queue()
+    fixup._pid = 0  # as after a fork
+    found: list[Any] = []
 
-    def work() -> None:
-        sys.setswitchinterval(1e-6)
-        for _ in range(200):
-            fixup._pid, fixup._queue = 0, parents  # as the fork left it
-            found: list[Any] = []
-            start = threading.Barrier(4)
+    def second_thread(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code is not DelayFixup.queue.__code__:
+            return None
+        if event == "line" and fixup._queue not in (None, parents):
+            fixup._queue = None
+        return second_thread
 
-            def look(found: list[Any] = found, start: threading.Barrier = start) -> None:
-                start.wait()
-                found.append(fixup.queue())
+    def first_thread() -> None:
+        sys.settrace(second_thread)
+        try:
+            found.append(fixup.queue())
+        finally:
+            sys.settrace(None)
 
-            threads = [threading.Thread(target=look) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert len(found) == 4
-            assert None not in found
-            assert parents not in found
-
-    with forked(work):
-        pass
+    thread = threading.Thread(target=first_thread)
+    thread.start()
+    thread.join()
+    [queue] = found
+    assert queue is not parents
+    assert queue.get("first").state is State.WAITING
+    queue.close()
