@@ -43,6 +43,10 @@ class TaskQueue(DelayQueue):
         After CANCELLED its result is REVOKED, a chord that waits for it fails like with any failed member, and
         ``task_revoked`` and ``task_delay_cancelled`` were sent, in this process. When the result backend cannot be
         told, that is logged; the task is cancelled all the same.
+
+        A process that is killed between the two leaves the backend untold: a chord that waits for the task then goes
+        on waiting, as natively when a worker dies before it has stored a result. (Telling it first would be worse: the
+        chord would fail though its task may be on its way already.) ``backend.mark_as_revoked`` closes such a chord.
         """
         job = self.get(id)
         outcome = super().cancel(id)

@@ -338,9 +338,9 @@ class _Askers:
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
         self._free: dict[ShardKeys, list[_Asking]] = {}
         self._lost: dict[ShardKeys, list[_Asking]] = {}
+        self._pid = os.getpid()  # the last: another thread that sees it must not find the parent's
 
     def for_claim(self, keys: ShardKeys) -> _Asking:
         if self._pid != os.getpid():
