@@ -1,6 +1,6 @@
 """Which Redis commands this package needs, and how to try each without doing anything. No I/O.
 
-Redis checks rights before it looks at the keys, so a command on a key of the wrong type, or of none, tells whether it is
+Redis checks rights before it looks at the keys: a command on a key of another type, or of none, tells whether it is
 allowed and changes nothing.
 """
 
