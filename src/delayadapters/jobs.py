@@ -58,7 +58,6 @@ class State(str, enum.Enum):
     WAITING = "waiting"
     LEASED = "leased"
     DEAD = "dead"
-    RELEASED = "released"
 
 
 class Payload(enum.IntEnum):

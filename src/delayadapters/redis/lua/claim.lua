@@ -1,5 +1,5 @@
 -- One turn of a release loop: acks what it published, re-queues expired leases, then claims what is due.
--- keys: due leased dead entries watch loops released released_old released_new counts
+-- keys: due leased dead entries watch loops calls calls_old released released_old released_new counts
 -- args: now owner call about length limit max_bytes watch_ms help retry_base retry_cap max_attempts wake fence late acks...
 -- include: clock entries fetch lease released settle recipe direct wake counts lateness
 -- owner, call: who asks, and a number that is repeated when the same request is: its batch is then answered again.
@@ -39,8 +39,9 @@ local holder = redis.call('GET', watch)
 local last_call, last_deadline = string.match(mine or '', '^(%S+) (%S+)')
 local worked = false
 
--- A request that a slow network brings after a later one of the same loop: nobody waits for its answer any more.
-if overtaken(last_call) then
+-- A request that a slow network brings after a later one of the same loop, or after its end: nobody waits for its answer.
+local left = not mine and (redis.call('HGET', calls, 'left:' .. owner) or redis.call('HGET', calls_old, 'left:' .. owner))
+if left or overtaken(last_call) then
   return { cmsgpack.pack({ at, -1, -1, 0, 0, 0, 0, 0, 0, 0, {} }), cmsgpack.pack({}), {}, {} }
 end
 if last_call == call then

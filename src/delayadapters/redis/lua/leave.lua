@@ -1,5 +1,5 @@
 -- A loop ends or pauses: hands the watch over at once.
--- keys: watch loops
+-- keys: watch loops calls
 -- args: now owner wake ends
 -- include: clock
 -- ends: '1' to strike it off the list too; '0': it pauses, and lives.
@@ -7,6 +7,9 @@
 local holder = redis.call('GET', watch)
 if ends == '1' then
   redis.call('HDEL', loops, owner, 'beat:' .. owner)
+  -- A claim of it that a slow network brings after this would lease to nobody: claim.lua looks here.
+  redis.pcall('HSET', calls, 'left:' .. owner, '')
+  redis.pcall('PEXPIRE', calls, 660000)
 else
   redis.pcall('HSET', loops, 'beat:' .. owner, num(clock()))
 end
