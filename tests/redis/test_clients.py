@@ -400,6 +400,17 @@ async def test_cluster_release(cluster, asynchronous, kind):
         await release(queue, direct=False)
 
 
+async def test_a_loop_in_a_cluster_trusts_no_plain_time(cluster, asynchronous):
+    async with on_cluster(cluster, asynchronous, shards=1) as queue:
+        wrapped = getattr(queue, "wrapped", queue)
+        kind, publisher = (AsyncReleaser, AsyncCollect()) if asynchronous else (Releaser, Collect())
+        releaser = kind(wrapped, publisher)
+        await releaser.start() if asynchronous else releaser.start()
+        (shard,) = releaser._shards
+        assert shard.loop._times is False
+        assert await releaser.stop(30) if asynchronous else releaser.stop(30)
+
+
 async def test_cluster_peek(cluster, asynchronous):
     """What an idle watcher sends, the server's clock included."""
     async with on_cluster(cluster, asynchronous) as queue:

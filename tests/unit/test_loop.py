@@ -391,6 +391,15 @@ def test_with_an_injected_clock_the_watcher_looks_with_a_claim():
     assert desk.asks("claim").args["now"] == str(EPOCH)
 
 
+def test_in_a_cluster_the_clock_is_read_by_claims_alone():
+    """A plain TIME is answered by whatever node the client likes, and their clocks differ."""
+    desk = Desk(thorough=1.0)
+    desk.loop._times = False
+    desk.claims()
+    desk.now += 1.0
+    desk.asks("claim")
+
+
 # --------------------------------------------------------------------------------------------- publishing and acking
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "check_wait",
     "client_options",
     "describe",
+    "is_cluster",
     "loop_client",
     "never_decode",
     "next_pause",
@@ -144,6 +145,11 @@ class Waiting:
             f"stored, but not confirmed by {wanted} within wait_timeout={self.timeout} s "
             f"({self.command[0]} answered {reply}); the job will still be released"
         )
+
+
+def is_cluster(client: Any) -> bool:
+    """Whether a client speaks to several servers, and chooses one for commands without a key by itself."""
+    return hasattr(client, "nodes_manager")
 
 
 def loop_client(client: Any) -> Any:

@@ -79,7 +79,10 @@ class ReleaseLoop:
         server_now: Callable[[], int | None] = lambda: None,
         stats: ReleaserStats | None = None,
         observers: Observers | None = None,
+        times: bool = True,
     ) -> None:
+        """``times``: whether a plain TIME asks the shard's own server; in a cluster any node may answer it."""
+        self._times = times
         self._keys = keys
         self._asker = asker
         self._set = settings
@@ -192,8 +195,8 @@ class ReleaseLoop:
                 thorough = now >= self._thorough_at
                 if thorough:
                     self._thorough_at = now + self._thorough_every
-                if thorough and self._server_now() is not None:
-                    # An injected clock: the server's TIME would mean nothing.
+                if thorough and not (self._times and self._server_now() is None):
+                    # TIME would mean nothing: the clock is injected, or another server's.
                     self._ask_claim(now, limit=self._size)
                     return
                 watch_ms = round(self._set.watch * 1000)
@@ -466,7 +469,7 @@ class ReleaseLoop:
     def _probe(self, now: float) -> None:
         # A sign of life costs a command: one with every tenth look, and a reading of the clock with every fiftieth.
         beat = self._server_clock(now) if now >= self._beat_at else None
-        timed = beat is not None and now >= self._timed_at and self._server_now() is None
+        timed = beat is not None and now >= self._timed_at and self._times and self._server_now() is None
         if beat is not None:
             self._beat_at = now + BEAT
         if timed:

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from ..checks import QUESTIONS, look
 from ..redis.commands import Asker, Call, Plain
-from ..redis.connect import loop_client
+from ..redis.connect import is_cluster, loop_client
 from ..redis.keys import ShardKeys
 from ..redis.sync import DelayQueue, execute
 from .loop import Done, Publish, ReleaseLoop, Send, Sleep, backoff
@@ -221,6 +221,7 @@ class _Shard:
             server_now=queue._verbs.now,
             stats=stats,
             observers=observers,
+            times=not is_cluster(queue.client),
         )
 
     def stop(self) -> None:
