@@ -26,8 +26,8 @@ def main() -> None:
         command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-c", "1", "-l", "WARNING"]
         worker = subprocess.Popen(command)
         try:
-            manage("order", "ada", "--remind-after", "3")
-            manage("order", "grace", "--remind-after", "3", "--refused")
+            manage("order", "ada", "--remind-after", "6")
+            manage("order", "grace", "--remind-after", "6", "--refused")
             follow()
         finally:
             worker.send_signal(signal.SIGTERM)

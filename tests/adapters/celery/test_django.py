@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "django_shop"
 
 
+@pytest.mark.timeout(240)
 def test_the_one_command(redis_broker: Any) -> None:
     done = subprocess.run(
         [sys.executable, "run.py"],
@@ -18,7 +21,7 @@ def test_the_one_command(redis_broker: Any) -> None:
         env=os.environ | {"REDIS_URL": redis_broker.redis.url, "C_FORCE_ROOT": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         check=False,
     )
     said = done.stdout

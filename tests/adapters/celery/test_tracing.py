@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("traced.py")
 
 def traced(which: str, url: str) -> dict[str, Any]:
     command = [sys.executable, "-W", "ignore", str(SCRIPT), which, url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -32,6 +32,7 @@ def path(spans: list[dict[str, Any]], span: dict[str, Any]) -> list[str]:
     return names
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("which", "publish", "run"),
     [

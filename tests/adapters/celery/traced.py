@@ -63,7 +63,7 @@ def sentry() -> dict[str, Any]:
 
     sentry_sdk.init(
         dsn="http://key@localhost/1", transport=Memory, traces_sample_rate=1.0, integrations=[CeleryIntegration()],
-        default_integrations=False,
+        default_integrations=False, auto_enabling_integrations=False,
     )  # fmt: skip
     app = make_app()
     with worker(app):
