@@ -20,6 +20,9 @@ EXPLAINED = {
     "t.unit.app.test_beat.test_Scheduler::test_send_task": (
         "puts a mock in place of Celery.send_task and compares every argument; ours hands it a producer, too"
     ),
+    "t.unit.tasks.test_tasks.test_tasks::test_regular_task": (
+        "expects a task of tomorrow in the broker, with its eta; it waits in the delay queue"
+    ),
     "t.integration.test_canvas.test_chord::test_group_or_task_countdown_delays_header": (
         "looks for an eta in task.request; ours is due when it comes, and has a header instead"
     ),
