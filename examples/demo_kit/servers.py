@@ -28,11 +28,37 @@ def redis_binary() -> str:
     return found
 
 
+class Undertaker:
+    """Ends Redis and the worker when the demo itself is killed: no process of it outlives it.
+
+    A shell at the end of a pipe, told what runs. The pipe breaks when the demo dies, whatever of.
+    """
+
+    SCRIPT = """
+    while read -r what pid; do
+        case $what in redis) redis=$pid ;; worker) worker=$pid ;; done) exit ;; esac
+    done
+    kill -9 $redis ${worker:+-$worker}
+    """
+
+    def __init__(self) -> None:
+        self.shell = subprocess.Popen(["sh", "-c", self.SCRIPT], stdin=subprocess.PIPE, start_new_session=True)
+
+    def told(self, line: str) -> None:
+        assert self.shell.stdin is not None
+        self.shell.stdin.write(line.encode() + b"\n")
+        self.shell.stdin.flush()
+
+    def close(self) -> None:
+        self.told("done")
+        self.shell.wait()
+
+
 class Redis:
     """A Redis of our own: free port, every write on disk before it is answered."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, undertaker: Undertaker) -> None:
+        self.folder, self.undertaker = folder, undertaker
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -44,6 +70,7 @@ class Redis:
         command += ["--appendonly", "yes", "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction"]
         with (self.folder / "redis.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        self.undertaker.told(f"redis {self.process.pid}")
         end = time.monotonic() + 10
         while not self.answers():
             if self.process.poll() is not None or time.monotonic() > end:
@@ -66,8 +93,11 @@ class Redis:
 class Worker:
     """A framework's worker, with all the processes that it starts."""
 
-    def __init__(self, command: list[str], cwd: Path, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, command: list[str], cwd: Path, folder: Path, environment: dict[str, str], undertaker: Undertaker
+    ) -> None:
         self.command, self.cwd, self.folder, self.environment = command, cwd, folder, environment
+        self.undertaker = undertaker
         self.start()
 
     def start(self) -> None:
@@ -75,6 +105,7 @@ class Worker:
             self.process = subprocess.Popen(
                 self.command, cwd=self.cwd, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
+        self.undertaker.told(f"worker {self.process.pid}")
 
     def wait_ready(self) -> None:
         """Until the application has noted that it is ready (a file of that name in the demo's folder)."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .ledger import executions, outage, percentiles
-from .servers import Redis, Worker
+from .servers import Redis, Undertaker, Worker
 
 FAR = 3_600.0
 Kind = Literal["near", "far", "cancelled"]
@@ -118,7 +118,8 @@ class Run:
 
     def go(self, show: Show) -> dict[str, Any]:
         show(0, 0, "starting Redis and a worker")
-        redis = Redis(self.folder)
+        undertaker = Undertaker()
+        redis = Redis(self.folder, undertaker)
         kit, here = Path(__file__).parent.parent, self.framework.here
         path = [str(here), str(kit), os.environ.get("PYTHONPATH", "")]
         environment = {
@@ -130,7 +131,7 @@ class Run:
         }
         os.environ.update(environment)
         sys.path.insert(0, str(here))
-        worker = Worker(self.framework.worker(), here, self.folder, environment)
+        worker = Worker(self.framework.worker(), here, self.folder, environment, undertaker)
         try:
             worker.wait_ready()
             time.sleep(0.5)  # let its memory settle
@@ -138,6 +139,7 @@ class Run:
         finally:
             worker.kill()
             redis.kill()
+            undertaker.close()
 
     def tell(self, redis: Redis, worker: Worker, show: Show) -> dict[str, Any]:
         before, all_waiting = worker.memory(), None
