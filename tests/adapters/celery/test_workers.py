@@ -55,9 +55,9 @@ def test_every_kind_of_delay_runs_on_time(
     now = datetime.now(timezone.utc)
     note = app.tasks["note"]
     note.apply_async(("countdown",), countdown=0.5)
-    note.apply_async(("aware",), eta=now + timedelta(seconds=0.5))
-    note.apply_async(("naive",), eta=now.replace(tzinfo=None) + timedelta(seconds=0.5))
-    note.apply_async(("iso",), eta=(now + timedelta(seconds=0.5)).isoformat())
+    note.apply_async(("aware",), eta=now + timedelta(seconds=2))
+    note.apply_async(("naive",), eta=now.replace(tzinfo=None) + timedelta(seconds=2))
+    note.apply_async(("iso",), eta=(now + timedelta(seconds=2)).isoformat())
     app.send_task("note", ("by name",), countdown=0.5)
     chain(note.s("chain 1"), note.si("chain 2").set(countdown=0.5)).apply_async()
     group(note.s("group 1"), note.s("group 2")).apply_async(countdown=0.5)
