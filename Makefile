@@ -48,9 +48,9 @@ demo-arq: $(ENVS)/arq.ok ## The arq demo
 demo-taskiq: $(ENVS)/taskiq.ok ## The taskiq demo
 	@$(ENVS)/taskiq/bin/python examples/taskiq_worker/demo.py $(ARGS)
 
-test: ## All tests: redis-py 8 on every Redis at hand, redis-py 5, Celery, arq, taskiq; then coverage (ARGS go to pytest)
+test: ## All tests: redis-py 8 on every Redis at hand, redis-py 5, Celery, arq, taskiq; the site; then coverage (ARGS go to pytest)
 	@rm -f .coverage .coverage.*
-	@status=0; $(MAKE) --no-print-directory --keep-going test-core test-matrix test-core5 test-celery test-arq test-taskiq || status=$$?; \
+	@status=0; $(MAKE) --no-print-directory --keep-going test-core test-matrix test-core5 test-celery test-arq test-taskiq test-docs || status=$$?; \
 	$(MAKE) --no-print-directory coverage; exit $$status
 
 # Exit status 5 is "no tests were found": with ARGS, for example -k, that is no failure of one environment among others.
@@ -93,6 +93,8 @@ test-taskiq: $(ENVS)/taskiq.ok ## The taskiq adapter
 test-taskiq-suite: $(ENVS)/taskiq.ok ## taskiq's and taskiq-redis's own tests, with and without the middleware (needs their sources)
 	$(ENVS)/taskiq/bin/python tests/peers/taskiq_suite.py $(ARGS)
 
+test-docs: docs ## The site builds, with no broken link
+
 coverage: $(ENVS)/core8.ok ## Report what the tests since the last `make test` ran; never fails
 	@$(ENVS)/core8/bin/coverage combine -q && $(ENVS)/core8/bin/coverage report || true
 
@@ -109,7 +111,7 @@ bench-taskiq: $(ENVS)/taskiq.ok ## The taskiq benchmarks, beside the stock sched
 	$(ENVS)/taskiq/bin/python benchmarks/taskiq_run.py $(ARGS)
 
 docs: $(ENVS)/docs.ok ## The documentation site, in site/; fails on any broken link
-	$(ENVS)/docs/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(ENVS)/docs/bin/mkdocs build --quiet --strict
 
 pictures: $(ENVS)/docs.ok ## Draw the pictures in docs/pictures from the last results of the benchmarks
 	$(ENVS)/docs/bin/python benchmarks/pictures.py $(ARGS)
@@ -123,10 +125,10 @@ format: $(ENVS)/lint.ok ## Let ruff fix and format
 	$(ENVS)/lint/bin/ruff check --fix .
 	$(ENVS)/lint/bin/ruff format .
 
-envs: $(ENVS)/core8.ok $(ENVS)/core5.ok $(ENVS)/celery.ok $(ENVS)/arq.ok $(ENVS)/taskiq.ok $(ENVS)/lint.ok ## Make all environments
+envs: $(ENVS)/core8.ok $(ENVS)/core5.ok $(ENVS)/celery.ok $(ENVS)/arq.ok $(ENVS)/taskiq.ok $(ENVS)/docs.ok $(ENVS)/lint.ok ## Make all environments
 
 clean: ## Remove environments, caches and reports
-	rm -rf $(ENVS) site .cache .coverage .coverage.* htmlcov dist build .hypothesis .ruff_cache
+	rm -rf $(ENVS) site bench-results demo-report.json .cache .coverage .coverage.* htmlcov dist build .hypothesis .ruff_cache
 
 # ------------------------------------------------------------------------------------------------- environments
 # NAME.ok is written last: an environment without it was interrupted, and is made anew.
