@@ -139,7 +139,7 @@ def test_a_year_ahead_is_in_redis_and_in_no_worker(app: Celery, redis_broker: An
     job = app.delayadapters.get(result.id)
     assert job.due_at > datetime.now(timezone.utc) + timedelta(days=364)
     assert redis_broker.size() == 0
-    inspect = app.control.inspect(timeout=5)
+    inspect = app.control.inspect(timeout=20, limit=1)  # does not wait for more answers than one
     [scheduled], [reserved] = inspect.scheduled().values(), inspect.reserved().values()
     assert scheduled == reserved == []
     result.revoke()
@@ -287,8 +287,8 @@ def test_the_visibility_timeout_hands_out_nothing_of_ours(
     app = make_app(conf)
     for _ in range(2):
         worker(conf)
-    ours = app.tasks["note"].apply_async(("ours",), countdown=6)
-    native = Celery.send_task(app, "note", ("native",), countdown=6)
+    ours = app.tasks["note"].apply_async(("ours",), countdown=4)
+    native = Celery.send_task(app, "note", ("native",), countdown=4)
 
     def count() -> Counter[str]:
         return Counter(run.id for run in executions())

@@ -113,7 +113,9 @@ def _define(live: Live) -> None:
             )  # fmt: skip
 
     def task(function: Callable[..., Any], **options: Any) -> None:
-        app.task(function, name=f"paths.{function.__name__}", **{"base": Recording, "bind": True, **options})
+        app.task(
+            function, name=f"paths.{function.__name__}", **{"base": Recording, "bind": True, "shared": False, **options}
+        )
 
     def add(self: Any, *numbers: int) -> int:
         return sum(numbers)
