@@ -430,7 +430,8 @@ class ReleaseLoop:
             stats.dropped += what == "dropped"
             stats.failed += what != "dropped"
         self._learn_clock(got.now, sent, now, got.spent)
-        self._beat_at = now + BEAT
+        # Loops that started together do not all tell of themselves in the same second.
+        self._beat_at = now + BEAT * random.uniform(0.5, 1.0)
         self._timed_at = now + 5 * BEAT
         self._head, self._expires = got.head, got.expires
         if got.head is None or got.head > got.now:
