@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,19 @@ def test_python_blocks_run(page: Path, start_redis) -> None:
 
 
 if FRAMEWORK_BLOCKS:
+
+    @pytest.fixture(autouse=True)
+    def _celery_as_found() -> Iterator[None]:
+        """``@app.task`` and ``@shared_task`` give a task to every app that is to come, the other tests' apps as well."""
+        if not importlib.util.find_spec("celery"):
+            yield
+            return
+        from celery import _state
+
+        found = set(_state._on_app_finalizers)
+        yield
+        _state._on_app_finalizers.clear()
+        _state._on_app_finalizers.update(found)
 
     @pytest.mark.parametrize("code", FRAMEWORK_BLOCKS)
     def test_framework_blocks_run(code: str, start_redis, monkeypatch) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib.util
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -54,6 +55,17 @@ def _collected() -> Iterator[None]:
     """Collect each module's sockets while the marks above apply, not in the midst of somebody else's tests."""
     yield
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_found() -> Iterator[None]:
+    """A worker in this process sets the root logger to show errors only, and Celery's own loggers to other handlers."""
+    loggers = [logging.getLogger(name) for name in (None, "celery", "celery.task", "celery.redirected")]
+    found = [(logger, logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, level, propagate in found:
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 # ------------------------------------------------------------------------------------------------------------- brokers
