@@ -363,10 +363,12 @@ async def test_run_check(pool):
 
 async def test_two_workers_and_a_stock_one_on_a_queue(pool, stock, work):
     ran = collections.Counter()
+    at_work = set()
 
     async def note(ctx):
         ran[ctx["job_id"]] += 1
-        await asyncio.sleep(0.05)
+        at_work.add(ctx["who"])
+        await wait_until_async(lambda: len(at_work) == 3)  # nobody does another one's share
 
     async def flaky(ctx):
         if ctx["job_try"] < 3:
@@ -374,9 +376,9 @@ async def test_two_workers_and_a_stock_one_on_a_queue(pool, stock, work):
         ran[ctx["job_id"]] += 1
 
     workers = [
-        work(note, flaky, max_jobs=5, poll_delay=0.3),
-        work(note, flaky, max_jobs=5, poll_delay=0.3),
-        work(note, flaky, cls=Worker, max_jobs=5, poll_delay=0.03),
+        work(note, flaky, max_jobs=5, poll_delay=0.3, ctx={"who": "one"}),
+        work(note, flaky, max_jobs=5, poll_delay=0.3, ctx={"who": "two"}),
+        work(note, flaky, cls=Worker, max_jobs=5, poll_delay=0.03, ctx={"who": "stock"}),
     ]
     wanted = set()
     for i in range(60):
