@@ -13,6 +13,9 @@ ENVS := .envs
 UV := $(ENVS)/boot/bin/uv
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Bytecode is kept, below .cache/: without it each of the hundreds of processes that the tests start compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/bytecode
 
 # uv does not read pip's variables: pass on what pip was told, unless uv was told itself.
 ifndef UV_DEFAULT_INDEX
@@ -68,7 +71,7 @@ test-matrix: $(ENVS)/core8.ok ## What speaks to the session's Redis, on every ot
 
 test-core5: $(ENVS)/core5.ok ## The core on redis-py 5.0
 	@echo "== core, redis-py 5"
-	@$(call pytest,core5,tests --ignore=tests/adapters -m "not slow")
+	@$(call pytest,core5,tests $(addprefix --ignore=tests/,adapters cli docs testing) -m "not slow",uncovered)
 
 test-celery: $(ENVS)/celery.ok ## The Celery adapter
 	@echo "== adapters/celery"
