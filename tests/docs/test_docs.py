@@ -69,7 +69,7 @@ if FRAMEWORK_BLOCKS:
 
     @pytest.fixture(autouse=True)
     def _celery_as_found() -> Iterator[None]:
-        """``@app.task`` and ``@shared_task`` give a task to every app that is to come, the other tests' apps as well."""
+        """``@app.task`` and ``@shared_task`` give a task to every app that is to come, other tests' apps too."""
         if not importlib.util.find_spec("celery"):
             yield
             return
