@@ -298,7 +298,8 @@ def test_ctrl_c_says_how_far_it_came_and_a_second_call_does_the_rest(
     queue, run, monkeypatch, verb, done, left, request
 ):
     # What a shell starts in the background ignores the signal, and so do its children: these tests, perhaps.
-    request.addfinalizer(lambda found=signal.signal(signal.SIGINT, signal.default_int_handler): signal.signal(2, found))
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, found))
     fill(queue, 1050)
     with monkeypatch.context() as patched:
         press_ctrl_c_after(patched, 3)
