@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-celery demo-arq demo-taskiq test test-core test-matrix test-core5 test-celery test-celery-suite test-arq \
+.PHONY: help demo demo-celery demo-arq demo-taskiq test test-core test-scale test-matrix test-core5 test-celery test-celery-suite test-arq \
 	test-arq-suite test-taskiq test-taskiq-suite test-docs coverage bench bench-arq bench-celery bench-taskiq docs pictures lint format envs clean
 
 PYTHON ?= python3
@@ -66,7 +66,10 @@ pytest = $(ENVS)/$1/bin/$(if $3,python,$(if $(COVERED),coverage run,python)) -m 
 
 test-core: $(ENVS)/core8.ok ## The core on redis-py 8
 	@echo "== core, redis-py 8"
-	@$(call pytest,core8,tests --ignore=tests/adapters)
+	@$(call pytest,core8,tests --ignore=tests/adapters -m "not scale")
+
+test-scale: $(ENVS)/core8.ok ## What `test` does with 10,000 to 60,000 jobs, with 20,000 to 200,000
+	@$(call pytest,core8,tests --ignore=tests/adapters -m scale,uncovered)
 
 test-matrix: $(ENVS)/core8.ok ## What speaks to the session's Redis, on every other Redis version at hand
 	@echo "== core, redis-py 8, the other Redis versions"

@@ -283,13 +283,14 @@ def test_what_is_being_released_is_told_of(source, run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # seconds on an idle machine; this one may have others at work
-def test_a_hundred_thousand_through_a_pipe(redis_server, make_queue):
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.scale)])
+def test_very_many_through_a_pipe(redis_server, make_queue, count):
     source, target = make_queue(name="source"), make_queue(name="target")
-    fill_fast(source, 100_000)
+    fill_fast(source, count)
     command = f"{sys.executable} -m delayadapters.cli --url {redis_server.url} --name"
     pipe = f"{command} source export | {command} target import --json"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", pipe], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == {"read": 100_000, "imported": 100_000, "skipped": 0, "complete": True}
+    assert json.loads(done.stdout) == {"read": count, "imported": count, "skipped": 0, "complete": True}
     one, other = everything(source), everything(target)
-    assert len(one) == 100_000
+    assert len(one) == count
     assert one == other

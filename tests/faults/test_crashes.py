@@ -101,8 +101,8 @@ def test_a_process_that_ends_by_itself_gives_back_and_one_that_is_killed_cannot(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("shell", ["both"])
-def test_eight_releasing_processes_release_20000_due_jobs_once_each(queue, spawn, ledger):
-    count = 20_000
+@pytest.mark.parametrize("count", [8_000, pytest.param(20_000, marks=pytest.mark.scale)])
+def test_eight_releasing_processes_release_many_due_jobs_once_each(queue, spawn, ledger, count):
     processes = [spawn(shell=SHELLS[number % 2], lease=30.0, ready=False) for number in range(8)]
     for process in processes:
         process.expect("ready")

@@ -123,8 +123,8 @@ def cpu_seconds(admin):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("shell", ["both"])
-def test_200000_due_at_once_stall_neither_redis_nor_the_releasing_processes(queue, spawn, admin, ledger):
-    count = 200_000
+@pytest.mark.parametrize("count", [60_000, pytest.param(200_000, marks=pytest.mark.scale)])
+def test_very_many_due_at_once_stall_neither_redis_nor_the_releasing_processes(queue, spawn, admin, ledger, count):
     for start in range(0, count, 20_000):
         queue.schedule_many([NewJob(b"x" * 100, delay=0, id=f"{n:06d}") for n in range(start, start + 20_000)])
     admin.config_set("slowlog-log-slower-than", 10_000)
@@ -156,5 +156,5 @@ def test_200000_due_at_once_stall_neither_redis_nor_the_releasing_processes(queu
     for shell, before, after, one in zip(SHELLS, early, most, stats, strict=True):
         assert after - before < 16 << 20, f"{shell}: {before >> 20} MiB grew to {after >> 20} MiB"
         assert one["requeued"] == one["stale_acks"] == 0
-        assert one["released"] > 20_000
+        assert one["released"] > count / 10
     assert sum(one["released"] for one in stats) == count
