@@ -38,7 +38,7 @@ from kombu.utils.functional import LRUCache
 from ..celery.cancelled import request_of
 from ..celery.capture import Capture, capture_message
 from ..celery.fixup import install, installed
-from ..celery.message import DUE_HEADER, Message
+from ..celery.message import Message, with_due
 from ..celery.publisher import CeleryPublisher
 from ..celery.queue import TaskQueue
 from ..celery.signals import announce, task_released
@@ -273,9 +273,7 @@ class DelayedCelery(Delayed):
     def _run(self, message: Message, due: datetime | None) -> None:
         """celery/worker/strategy.py and request.py, less the pool: what a worker does with a message."""
         app = self.app
-        headers = dict(message.headers)
-        if due is not None:
-            headers[DUE_HEADER] = due.isoformat()
+        headers = dict(message.headers) if due is None else with_due(message.headers, due.isoformat())
         received = KombuMessage(
             body=message.body,
             content_type=message.content_type,
