@@ -71,13 +71,14 @@ test-core: $(ENVS)/core8.ok ## The core on redis-py 8
 test-scale: $(ENVS)/core8.ok ## What `test` does with 10,000 to 60,000 jobs, with 20,000 to 200,000
 	@$(call pytest,core8,tests --ignore=tests/adapters -m scale,uncovered)
 
-test-matrix: $(ENVS)/core8.ok ## What speaks to the session's Redis, on every other Redis version at hand
-	@echo "== core, redis-py 8, the other Redis versions"
-	@export DELAY_REDIS_MATRIX=others; $(call pytest,core8,tests/contract tests/redis -m "redis_server and not slow",uncovered)
+# Every Redis and both ends of redis-py, but not each with each: 8 with the one on PATH and the oldest, 5 with the newest.
+test-matrix: $(ENVS)/core8.ok ## What speaks to the session's Redis, on the oldest one (MATRIX=others: on all that are at hand)
+	@echo "== core, redis-py 8, other Redis versions"
+	@export DELAY_REDIS_MATRIX=$(or $(MATRIX),between); $(call pytest,core8,tests/contract tests/redis -m "redis_server and not slow",uncovered)
 
-test-core5: $(ENVS)/core5.ok ## The core on redis-py 5.0
+test-core5: $(ENVS)/core5.ok ## The core on redis-py 5.0, and the newest Redis at hand
 	@echo "== core, redis-py 5"
-	@$(call pytest,core5,tests/contract tests/redis tests/faults tests/unit/test_imports.py -m "not slow",uncovered)
+	@export DELAY_REDIS_MATRIX=last; $(call pytest,core5,tests/contract tests/redis tests/faults tests/unit/test_imports.py -m "not slow",uncovered)
 
 test-celery: $(ENVS)/celery.ok ## The Celery adapter
 	@echo "== adapters/celery"

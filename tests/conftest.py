@@ -1,8 +1,8 @@
 """Fixtures for every test. What they are made of is in tests/support/delaytests/.
 
 The session's Redis servers are pytest-redis' (free ports, ended with the session); ``redis_server`` is the default
-one, or each in turn with ``DELAY_REDIS_MATRIX=1`` (``others``: all but the default one; or some: ``6.2,8.2``). A test
-that uses it must leave no key behind.
+one, or each in turn with ``DELAY_REDIS_MATRIX=1`` (``others``: all but the default one; ``last``: one; ``between``: all but
+these two; or some: ``6.2,8.2``). A test that uses it must leave no key behind.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ def _labels() -> list[str]:
         return found
     if wanted == "others":
         return found[1:]
+    if wanted == "last":
+        return found[-1:]
+    if wanted == "between":
+        return found[1:-1]
     chosen = wanted.split(",")
     if missing := set(chosen) - set(found):
         raise pytest.UsageError(f"DELAY_REDIS_MATRIX: no {', '.join(sorted(missing))}; there are {', '.join(found)}")
