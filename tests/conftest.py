@@ -1,7 +1,7 @@
 """Fixtures for every test. What they are made of is in tests/support/delaytests/.
 
 The session's Redis servers are pytest-redis' (free ports, ended with the session); ``redis_server`` is the default
-one, or each in turn with ``DELAY_REDIS_MATRIX=1`` (``others``: all but the default one; ``last``: one; ``between``: all but
+one, or each in turn with ``DELAY_REDIS_MATRIX=1`` (``others``: all but the default one; ``last``; ``between``: all but
 these two; or some: ``6.2,8.2``). A test that uses it must leave no key behind.
 """
 
