@@ -61,7 +61,7 @@ coverage: $(ENVS)/core8.ok ## All tests again, measured, which takes twice as lo
 
 # Exit status 5 is "no tests were found": with ARGS, for example -k, that is no failure of one environment among others.
 # Tests mostly wait (for leases, restarts, processes), so a few run at once.
-PARALLEL ?= -n 3 --dist worksteal
+PARALLEL ?= -n 4 --dist worksteal
 pytest = $(ENVS)/$1/bin/$(if $3,python,$(if $(COVERED),coverage run,python)) -m pytest $(PARALLEL) $2 $(ARGS) || $(if $(strip $(ARGS)),[[ $$? -eq 5 ]],false)
 
 test-core: $(ENVS)/core8.ok ## The core on redis-py 8
@@ -78,7 +78,7 @@ test-matrix: $(ENVS)/core8.ok ## What speaks to the session's Redis, on the olde
 
 test-core5: $(ENVS)/core5.ok ## The core on redis-py 5.0, and the newest Redis at hand
 	@echo "== core, redis-py 5"
-	@export DELAY_REDIS_MATRIX=last; $(call pytest,core5,tests/contract tests/redis tests/faults tests/unit/test_imports.py -m "not slow",uncovered)
+	@export DELAY_REDIS_MATRIX=last; $(call pytest,core5,tests/contract tests/redis tests/faults tests/unit/test_imports.py -m "not slow and not scale" -n 5,uncovered)
 
 test-celery: $(ENVS)/celery.ok ## The Celery adapter
 	@echo "== adapters/celery"
