@@ -30,6 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if "app" in getattr(item, "fixturenames", ()):
                 # On a machine that others keep busy a process takes half a minute to begin.
                 item.add_marker(pytest.mark.timeout(400))
+    # It only waits, and long: beside all the others, not after them.
+    items.sort(key=lambda item: "test_idle_brokers_then" not in item.name)
 
 
 @pytest.fixture(scope="module", autouse=True)
