@@ -76,9 +76,12 @@ test-matrix: $(ENVS)/core8.ok ## What speaks to the session's Redis, on the olde
 	@echo "== core, redis-py 8, other Redis versions"
 	@export DELAY_REDIS_MATRIX=$(or $(MATRIX),between); $(call pytest,core8,tests/contract tests/redis -m "redis_server and not slow",uncovered)
 
+# Without what is about values, records and crashes, where redis-py has no part: that is test-core's. CORE5=tests/faults for more.
+CORE5 ?= tests/contract tests/redis $(patsubst %,tests/faults/test_%.py,connection wakes misuse cancelled) tests/unit/test_imports.py \
+	--ignore=tests/contract/test_bad_input.py --ignore=tests/redis/test_records.py --ignore=tests/redis/test_model.py
 test-core5: $(ENVS)/core5.ok ## The core on redis-py 5.0, and the newest Redis at hand
 	@echo "== core, redis-py 5"
-	@export DELAY_REDIS_MATRIX=last; $(call pytest,core5,tests/contract tests/redis tests/faults tests/unit/test_imports.py -m "not slow and not scale" -n 5,uncovered)
+	@export DELAY_REDIS_MATRIX=last; $(call pytest,core5,$(CORE5) -m "not slow and not scale",uncovered)
 
 test-celery: $(ENVS)/celery.ok ## The Celery adapter
 	@echo "== adapters/celery"

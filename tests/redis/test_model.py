@@ -373,7 +373,7 @@ def seen(job: Any) -> tuple[Any, ...]:
 
 
 RUNS = settings(
-    max_examples=100,
+    max_examples=70,
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes: add Phase.shrink to study a failure
