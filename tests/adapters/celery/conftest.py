@@ -57,13 +57,14 @@ def _collected() -> Iterator[None]:
     gc.collect()
 
 
+_LOGGERS = [logging.getLogger(name) for name in (None, "celery", "celery.task", "celery.redirected")]
+_LOGGING = [(logger, logger.level, logger.propagate) for logger in _LOGGERS]
+
+
 @pytest.fixture(autouse=True)
-def _logging_as_found() -> Iterator[None]:
-    """A worker in this process sets the root logger to show errors only, and Celery's own loggers to other handlers."""
-    loggers = [logging.getLogger(name) for name in (None, "celery", "celery.task", "celery.redirected")]
-    found = [(logger, logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, level, propagate in found:
+def _logging_as_found() -> None:
+    """A worker in this process, a fixture's or another module's, sets the root logger to show errors only."""
+    for logger, level, propagate in _LOGGING:
         logger.setLevel(level)
         logger.propagate = propagate
 
