@@ -176,44 +176,28 @@ def dead_ls(
 dead.add_command(show)
 
 
-@dead.command()
-@acting_options
-@dead_options
-@click.pass_context
-def replay(
-    ctx: click.Context,
-    ids: Sequence[str],
-    pattern: str | None,
-    id_prefix: str,
-    reason: str | None,
-    everything: bool,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    """Let dead ones wait again, due now, their attempts counted from zero."""
-    wanted = Filter(pattern, id_prefix=id_prefix, reason=reason)
-    _Act(ctx, "replay", everything, dry_run, yes, as_json).on(ids, wanted)
+def _add_dead_verb(verb: str, help: str) -> None:
+    @dead.command(name=verb, help=help)
+    @acting_options
+    @dead_options
+    @click.pass_context
+    def command(
+        ctx: click.Context,
+        ids: Sequence[str],
+        pattern: str | None,
+        id_prefix: str,
+        reason: str | None,
+        everything: bool,
+        dry_run: bool,
+        yes: bool,
+        as_json: bool,
+    ) -> None:
+        wanted = Filter(pattern, id_prefix=id_prefix, reason=reason)
+        _Act(ctx, verb, everything, dry_run, yes, as_json).on(ids, wanted)
 
 
-@dead.command()
-@acting_options
-@dead_options
-@click.pass_context
-def discard(
-    ctx: click.Context,
-    ids: Sequence[str],
-    pattern: str | None,
-    id_prefix: str,
-    reason: str | None,
-    everything: bool,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    """Delete dead ones."""
-    wanted = Filter(pattern, id_prefix=id_prefix, reason=reason)
-    _Act(ctx, "discard", everything, dry_run, yes, as_json).on(ids, wanted)
+_add_dead_verb("replay", "Let dead ones wait again, due now, their attempts counted from zero.")
+_add_dead_verb("discard", "Delete dead ones.")
 
 
 # -------------------------------------------------------------------------------------------------------------- acting
