@@ -311,3 +311,23 @@ def worker(celeryd: Callable[..., Celeryd]) -> Callable[..., Celeryd]:
         return celeryd(conf, "worker", "-P", pool, "-c", "1" if pool == "solo" else "2", *quiet, *arguments)
 
     return start
+
+
+@pytest.fixture
+def run_example(redis_broker: Broker) -> Callable[[Path], str]:
+    """``run_example(folder)``: its run.py on this Redis has succeeded; what it said."""
+
+    def run(folder: Path) -> str:
+        done = subprocess.run(
+            [sys.executable, "run.py"],
+            cwd=folder,
+            env=os.environ | {"REDIS_URL": redis_broker.redis.url, "C_FORCE_ROOT": "1"},
+            capture_output=True,
+            text=True,
+            timeout=220,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run

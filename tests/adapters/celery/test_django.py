@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,8 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "django_shop"
 
 
 @pytest.mark.timeout(240)
-def test_the_one_command(redis_broker: Any) -> None:
-    done = subprocess.run(
-        [sys.executable, "run.py"],
-        cwd=EXAMPLE,
-        env=os.environ | {"REDIS_URL": redis_broker.redis.url, "C_FORCE_ROOT": "1"},
-        capture_output=True,
-        text=True,
-        timeout=220,
-        check=False,
-    )
-    said = done.stdout
-    assert done.returncode == 0, said + done.stderr
+def test_the_one_command(redis_broker: Any, run_example: Callable[[Path], str]) -> None:
+    said = run_example(EXAMPLE)
     assert "ada: in the transaction 0 reminders wait" in said
     assert "ada: committed, 1 reminders wait" in said
     # Ada's own is still there, or has just gone: Grace's adds nothing.
