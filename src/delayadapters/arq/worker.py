@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from arq.connections import log_redis_info
 from arq.utils import timestamp_ms
 from arq.worker import Worker
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from ..errors import OutcomeUnknown, RedisFault
 from ..redis.commands import Call, Extras
@@ -81,6 +83,7 @@ class DelayWorker(Worker):
         self._told = self._started = False
         self._full = False
         self._scores: dict[str, int] = {}
+        self._finishing: dict[str, asyncio.Task[Any] | None] = {}
         self._stopping: asyncio.Future[None] | None = None
 
     @property
@@ -194,20 +197,35 @@ class DelayWorker(Worker):
         if free <= 0:
             self._full = True
             return
-        started = await self.pool.on_arq(self._start_call(ids, free))
-        for job_id, score in started:
+        for job_id, score in await self._mark(ids, free):
             await self.sem.acquire()
             self.job_counter += 1
             task = self.loop.create_task(self.run_job(job_id, score))
             task.add_done_callback(lambda _: self._release_sem_dec_counter_on_complete())
             self.tasks[job_id] = task
             self._started = True
-        if len(started) == free:
+            free -= 1
+        if free == 0:
             # There may be more, left for want of a place; one may have become free meanwhile.
             if self.job_counter < self.max_jobs:
                 self._wake.set()
             else:
                 self._full = True
+
+    async def _mark(self, ids: list[bytes], free: int) -> list[tuple[str, int]]:
+        """The jobs to start, marked as in progress. The end of a worker leaves no mark on one that it did not start:
+        nobody else could run it until the mark has passed."""
+        asked = asyncio.ensure_future(self.pool.on_arq(self._start_call(ids, free)))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            with contextlib.suppress(RedisError, OSError, asyncio.TimeoutError):
+                await self._unmark(*(job_id for job_id, _ in await asyncio.wait_for(asked, STOP_TIMEOUT)))
+            raise
+
+    async def _unmark(self, *job_ids: str) -> None:
+        if job_ids:
+            await self.pool.delete(*(in_progress_key_prefix + job_id for job_id in job_ids))
 
     def _start_call(self, ids: list[bytes], free: int) -> Call[list[tuple[str, int]]]:
         def parse(reply: list[bytes]) -> list[tuple[str, int]]:
@@ -247,8 +265,21 @@ class DelayWorker(Worker):
     # ------------------------------------------------------------ retries
 
     async def run_job(self, job_id: str, score: int) -> None:
+        """arq's, which the worker's end ends well. arq's own ``close`` gives up at the ``CancelledError`` of a job that
+        was about to begin or to finish: ``on_shutdown`` is left out, and the job waits for its mark to pass, or runs
+        twice."""
         self._scores[job_id] = score
-        await super().run_job(job_id, score)
+        try:
+            await super().run_job(job_id, score)
+        except asyncio.CancelledError:
+            finishing = self._finishing.get(job_id)
+            if finishing is not None:
+                await self._let_finish(job_id, finishing)
+            elif self._scores.pop(job_id, None) is not None:
+                with contextlib.suppress(RedisError, OSError):
+                    await self._unmark(job_id)
+        finally:
+            self._finishing.pop(job_id, None)
 
     async def finish_job(
         self,
@@ -260,7 +291,7 @@ class DelayWorker(Worker):
         incr_score: int | None,
         keep_in_progress: float | None,
     ) -> None:
-        score = self._scores.pop(job_id, None)
+        score = self._finishes(job_id)
         moved = False
         if incr_score and not finish and keep_in_progress is None and score is not None:
             try:
@@ -275,8 +306,21 @@ class DelayWorker(Worker):
             )
 
     async def finish_failed_job(self, job_id: str, result_data: bytes | None) -> None:
-        self._scores.pop(job_id, None)
+        self._finishes(job_id)
         await super().finish_failed_job(job_id, result_data)
+
+    async def _let_finish(self, job_id: str, finishing: asyncio.Task[Any]) -> None:
+        done, _ = await asyncio.wait({finishing}, timeout=STOP_TIMEOUT)
+        error: Any = f"no answer in {STOP_TIMEOUT} s"
+        if done:
+            error = "cancelled" if finishing.cancelled() else finishing.exception()
+        if error is not None:
+            log.warning("the end of job %s could not be written, it may run again: %s", job_id, error)
+
+    def _finishes(self, job_id: str) -> int | None:
+        """Its score. arq shields the task that calls this from the end of the job's own."""
+        self._finishing[job_id] = asyncio.current_task()
+        return self._scores.pop(job_id, None)
 
     async def _defer_retry(self, job_id: str, due_ms: int) -> bool:
         """Moves a running job from arq's queue into ours, in one step on one Redis. False: leave it to arq.
@@ -330,7 +374,10 @@ class DelayWorker(Worker):
     # ------------------------------------------------------------ the release loop
 
     async def close(self) -> None:
-        """arq's ``close``, after the release loop has ended."""
+        """arq's ``close``, after the main loop and the release loop have ended."""
+        if not self._handle_signals and self.main_task is not None and not self.main_task.done():
+            self.main_task.cancel()
+            await asyncio.wait({self.main_task})
         await self._stop_delay()
         await super().close()
 
