@@ -51,7 +51,7 @@ def announce_cancelled(app: Celery, job: Job) -> None:
                 dispatcher.send("task-revoked", uuid=job.id, terminated=False, signum=None, expired=False)
         except Exception as error:
             logger.warning("Task %s[%s] is cancelled, but its event was not sent: %r", name, job.id, error)
-    logger.info("Task %s[%s] cancelled while it waited", name, job.id)
+    logger.debug("Task %s[%s] cancelled while it waited", name, job.id)
 
 
 def _mark(backend: Any, task_id: str, request: Context) -> None:

@@ -302,7 +302,7 @@ def test_two_workers_on_rabbitmq(
 ) -> None:
     """Both cancel: one of them does."""
     app, native = make_app(rabbit_broker.conf), make_app(rabbit_broker.conf, installed=False)
-    workers = [worker(rabbit_broker.conf, "solo"), worker(rabbit_broker.conf, "threads")]
+    workers = [worker(rabbit_broker.conf, pool, "-l", "DEBUG") for pool in ("solo", "threads")]
     results = [app.tasks["note"].apply_async(countdown=60) for _ in range(20)]
     native.control.revoke([result.id for result in results[1:]], reply=True, timeout=20, limit=2)
     assert waiting(app) == {results[0].id}
