@@ -531,6 +531,7 @@ def test_job_completion_wait(start_worker, server, ledger):
     process = start_worker("Plain", COMPLETION_WAIT="20").wait_ready()
     wait_until(lambda: "running" in ledger.ids())
     process.signal(signal.SIGTERM)
+    wait_until(lambda: "shutdown on SIGTERM" in process.log())
     enqueue(server, "record", _job_id="next")
     assert process.wait() == 0
     assert "running-end" in ledger.ids(), "it was allowed to end"
