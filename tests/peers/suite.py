@@ -84,12 +84,18 @@ def run(peer: Peer, source: Path, which: str, arguments: Sequence[str]) -> Resul
     command += [*peer.options, *arguments, *_paths(peer, arguments)]
     log_file = source / f"{which}.log"
     with log_file.open("wb") as log:
-        subprocess.run(command, cwd=source, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+        ended = subprocess.run(
+            command, cwd=source, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
+        )
     if keep := peer.env("SUITE_LOGS"):
         shutil.copy(log_file, keep)
-    if not report.exists():
-        raise SystemExit(log_file.read_text(errors="replace")[-4000:])
+    if ended.returncode not in (0, 1) or not report.exists():  # tests that could not be collected, for one
+        raise SystemExit(f"{peer.name}'s own tests, {which}: pytest ended with {ended.returncode}\n{_end_of(log_file)}")
     return _read(report)
+
+
+def _end_of(log_file: Path) -> str:
+    return log_file.read_text(errors="replace")[-4000:]
 
 
 def _paths(peer: Peer, arguments: Sequence[str]) -> Sequence[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 import time
 from collections.abc import Awaitable
 from types import TracebackType
@@ -19,12 +17,12 @@ from ..redis.aio import AsyncDelayQueue, execute
 from ..redis.commands import Asker, Call, Plain
 from ..redis.connect import is_cluster, loop_client
 from ..redis.keys import ShardKeys
+from .base import BaseReleaser, clock
 from .loop import Done, Publish, ReleaseLoop, Send, Sleep, backoff
-from .observing import Observer, Observers
+from .observing import Observers
 from .publisher import AsyncPublisher, checked
 from .settings import ReleaserStats, ReleaseSettings
 from .telling import short
-from .threads import clock
 
 __all__ = ["AsyncReleaser"]
 
@@ -34,43 +32,14 @@ _TIMER_GRAIN: Final = 0.0011
 """asyncio's selectors round a time-out up to the next millisecond; the last one is waited out by turns of the loop."""
 
 
-class AsyncReleaser:
+class AsyncReleaser(BaseReleaser[AsyncDelayQueue, AsyncPublisher, "_Shard"]):
     """Releases due jobs of a queue through an async publisher, on the running event loop.
 
     The same as :class:`~delayadapters.Releaser` otherwise; see there for the arguments and what they promise.
     """
 
-    def __init__(
-        self,
-        queue: AsyncDelayQueue,
-        publisher: AsyncPublisher,
-        *,
-        lease: float = 30.0,
-        patience: float = 120.0,
-        batch: int = 500,
-        max_attempts: int = 8,
-        backoff: float = 1.0,
-        backoff_cap: float = 300.0,
-        name: str | None = None,
-    ) -> None:
-        self._settings = ReleaseSettings(
-            lease=lease,
-            patience=patience,
-            batch=batch,
-            max_attempts=max_attempts,
-            backoff=backoff,
-            backoff_cap=backoff_cap,
-        )
-        if not callable(getattr(publisher, "publish", None)):
-            raise TypeError(f"publisher must have a method publish(claims), got {publisher!r}")
-        self._queue = queue
-        self._publisher = publisher
-        self._name = name or f"{socket.gethostname()}:{os.getpid()}"
-        self._shards: list[_Shard] = []
+    def _prepare(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
-        self._stopped = False
-        self.stats = ReleaserStats()
-        self._observers = Observers()
 
     async def start(self) -> None:
         """Starts the tasks and returns; after :meth:`stop` it does nothing. A releaser starts once.
@@ -133,21 +102,6 @@ class AsyncReleaser:
     def running(self) -> bool:
         """Whether any task of it still runs."""
         return any(not task.done() for task in self._tasks)
-
-    def observe(self, observer: Observer) -> None:
-        """Tells ``observer`` of every claim and release from now on. It runs in the loop: it should be quick."""
-        self._observers.add(observer)
-
-    @property
-    def heard_ago(self) -> float:
-        """Seconds since Redis last answered the loop (with shards: the loop that has waited longest); 0 before start.
-        An idle loop asks every two seconds, one that publishes at a third of its lease."""
-        return max((clock() - shard.loop.heard_at for shard in self._shards), default=0.0)
-
-    @property
-    def lease(self) -> float:
-        """Of a claim, seconds."""
-        return self._settings.lease
 
     async def __aenter__(self) -> AsyncReleaser:
         await self.start()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket
 import threading
 import time
 from collections import deque
@@ -19,32 +17,21 @@ from ..redis.commands import Asker, Call, Plain
 from ..redis.connect import is_cluster, loop_client
 from ..redis.keys import ShardKeys
 from ..redis.sync import DelayQueue, execute
+from .base import BaseReleaser, clock
 from .loop import Done, Publish, ReleaseLoop, Send, Sleep, backoff
-from .observing import Observer, Observers
+from .observing import Observers
 from .publisher import Publisher, checked
 from .settings import ReleaserStats, ReleaseSettings
 from .telling import short
 
-__all__ = ["Releaser", "clock"]
+__all__ = ["Releaser"]
 
 log: Final = logging.getLogger("delayadapters.release")
 _SUBSCRIPTION_CHECK: Final = 0.5
 _MOST_MESSAGES: Final = 1000
 
 
-def clock() -> float:
-    """Seconds on a clock that runs on while the machine sleeps, where the system has one."""
-    return _read_clock()
-
-
-def _boot_clock() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-_read_clock: Final = _boot_clock if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-
-
-class Releaser:
+class Releaser(BaseReleaser[DelayQueue, Publisher, "_Shard"]):
     """Releases due jobs of a queue through a publisher, from threads of its own.
 
     Any number may run on one queue, in any number of processes. It rides out every Redis fault and every broker outage;
@@ -64,39 +51,10 @@ class Releaser:
         TypeError, ValueError: a bad argument.
     """
 
-    def __init__(
-        self,
-        queue: DelayQueue,
-        publisher: Publisher,
-        *,
-        lease: float = 30.0,
-        patience: float = 120.0,
-        batch: int = 500,
-        max_attempts: int = 8,
-        backoff: float = 1.0,
-        backoff_cap: float = 300.0,
-        name: str | None = None,
-    ) -> None:
-        self._settings = ReleaseSettings(
-            lease=lease,
-            patience=patience,
-            batch=batch,
-            max_attempts=max_attempts,
-            backoff=backoff,
-            backoff_cap=backoff_cap,
-        )
-        if not callable(getattr(publisher, "publish", None)):
-            raise TypeError(f"publisher must have a method publish(claims), got {publisher!r}")
-        self._queue = queue
-        self._publisher = publisher
-        self._name = name or f"{socket.gethostname()}:{os.getpid()}"
+    def _prepare(self) -> None:
         self._publishing = threading.Lock()
-        self._shards: list[_Shard] = []
         self._threads: list[threading.Thread] = []
         self._state = threading.Lock()
-        self._stopped = False
-        self.stats = ReleaserStats()
-        self._observers = Observers()
 
     def start(self) -> None:
         """Starts the threads and returns; after :meth:`stop` it does nothing. A releaser starts once.
@@ -159,21 +117,6 @@ class Releaser:
     def running(self) -> bool:
         """Whether any thread of it still runs."""
         return any(thread.is_alive() for thread in self._threads)
-
-    def observe(self, observer: Observer) -> None:
-        """Tells ``observer`` of every claim and release from now on. It runs in the loop: it should be quick."""
-        self._observers.add(observer)
-
-    @property
-    def heard_ago(self) -> float:
-        """Seconds since Redis last answered the loop (with shards: the loop that has waited longest); 0 before start.
-        An idle loop asks every two seconds, one that publishes at a third of its lease."""
-        return max((clock() - shard.loop.heard_at for shard in self._shards), default=0.0)
-
-    @property
-    def lease(self) -> float:
-        """Of a claim, seconds."""
-        return self._settings.lease
 
     def __enter__(self) -> Releaser:
         self.start()
