@@ -69,16 +69,13 @@ if FRAMEWORK_BLOCKS:
 
     @pytest.fixture(autouse=True)
     def _celery_as_found() -> Iterator[None]:
-        """``@app.task`` and ``@shared_task`` give a task to every app that is to come, other tests' apps too."""
         if not importlib.util.find_spec("celery"):
             yield
             return
-        from celery import _state
+        from delaytests.celerys import tasks_as_found
 
-        found = set(_state._on_app_finalizers)
-        yield
-        _state._on_app_finalizers.clear()
-        _state._on_app_finalizers.update(found)
+        with tasks_as_found():
+            yield
 
     @pytest.mark.parametrize("code", FRAMEWORK_BLOCKS)
     def test_framework_blocks_run(code: str, start_redis, monkeypatch) -> None:

@@ -25,6 +25,7 @@ from celery import Celery
 
 from delayadapters.celery.fixup import installed
 from delaytests import RedisServer, wait_until
+from delaytests.celerys import tasks_as_found
 
 HERE = Path(__file__).parent
 RABBIT = os.environ.get("DELAY_TEST_RABBIT", "amqp://guest:guest@127.0.0.1:5672//")
@@ -67,6 +68,12 @@ def _logging_as_found() -> None:
     for logger, level, propagate in _LOGGING:
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+@pytest.fixture(autouse=True)
+def _tasks_as_found() -> Iterator[None]:
+    with tasks_as_found():
+        yield
 
 
 # ------------------------------------------------------------------------------------------------------------- brokers

@@ -428,7 +428,5 @@ def test_the_plugin_undoes_it_at_the_end_of_a_test(pytester: pytest.Pytester) ->
     done.stdout.no_fnmatch_line("*delayed.py*def assert_scheduled*")
 
 
-def test_the_test_file_in_the_docs_passes(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Tasks are shared with every app that is made later, if they do not say otherwise; not with other tests' apps.
-    monkeypatch.setattr("celery._state._on_app_finalizers", set())
+def test_the_test_file_in_the_docs_passes(pytester: pytest.Pytester) -> None:
     run_example(pytester, "celery")
