@@ -61,7 +61,7 @@ coverage: $(ENVS)/core8.ok ## All tests again, measured, which takes twice as lo
 
 # Exit status 5 is "no tests were found": with ARGS, for example -k, that is no failure of one environment among others.
 # Tests mostly wait (for leases, restarts, processes), so a few run at once.
-PARALLEL ?= -n 4 --dist worksteal
+PARALLEL ?= -n 6 --dist worksteal
 pytest = $(ENVS)/$1/bin/$(if $3,python,$(if $(COVERED),coverage run,python)) -m pytest $(PARALLEL) $2 $(ARGS) || $(if $(strip $(ARGS)),[[ $$? -eq 5 ]],false)
 
 test-core: $(ENVS)/core8.ok ## The core on redis-py 8
