@@ -9,9 +9,10 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from delayadapters import DelayQueue, NewJob, Outcome, State
+from delayadapters import DelayQueue, NewJob, Outcome, Published, Releaser, State
 from delayadapters.redis import steering
-from delaytests import count_commands, count_messages
+from delaytests import count_commands, count_messages, wait_until
+from delaytests.raw import keys_of
 
 from .conftest import fill_fast, invoke, kill_one
 
@@ -230,6 +231,67 @@ def test_dead(queue, run, read):
     assert (job.state, job.attempts, job.reason) == (State.WAITING, 0, None)
     stats = queue.stats()
     assert (stats.waiting, stats.dead) == (2, 0)
+
+
+class Refuses:
+    """A publisher to which every job is bad."""
+
+    def publish(self, batch):
+        return Published(failed={claim.entry: "no" for claim in batch})
+
+
+def dead_ones(queue, count):
+    queue.schedule_many(NewJob(b"x", delay=0, id=f"{n:04}", meta={"task": "t"}) for n in range(count))
+    while claims := queue.claim(1000):
+        queue.fail(claims, "no", retry_in=None)
+    assert queue.stats().dead == count
+
+
+def of_another_version(queue, count):
+    """Jobs that are dead as soon as anybody claims them."""
+    queue.schedule_many(NewJob(b"x", delay=0, id=f"{n:04}") for n in range(count))
+    entries = keys_of(queue).entries
+    queue.client.hset(entries, mapping={f"{n:04}": b"\xf0 newer version" for n in range(count)})
+    while queue.stats().due:
+        assert queue.claim(1000) == []
+    assert queue.stats().dead == count
+
+
+@pytest.mark.parametrize("make", [dead_ones, of_another_version])
+@pytest.mark.parametrize("by", [("--all",), ("--reason", "*")])
+def test_replaying_the_dead_ends_though_they_die_again(queue, run, monkeypatch, make, by):
+    """They come up again behind the others, and are let lie."""
+    make(queue, 620)
+    real = steering.steer_rows
+
+    def all_dead_again(*arguments):
+        said = yield from real(*arguments)
+        wait_until(lambda: queue.stats().dead == 620)
+        return said
+
+    monkeypatch.setattr(steering, "steer_rows", all_dead_again)
+    with Releaser(queue, Refuses(), max_attempts=1):
+        assert run("dead", "replay", *by, "--yes").stdout == "620 jobs replayed\n"
+    assert queue.counters().replayed == 620
+    assert queue.stats().dead == 620
+
+
+def test_discarding_the_dead_ends_though_others_die(queue, run, monkeypatch):
+    """Those who die after the call began are not what was asked for."""
+    dead_ones(queue, 620)
+    real = steering.steer_rows
+
+    def more_die(verbs, verb, rows, at):
+        said = yield from real(verbs, verb, rows, at)
+        for n in range(len(rows)):
+            queue.schedule(b"x", delay=0, id=f"later-{queue.counters().scheduled}-{n}")
+        queue.fail(queue.claim(1000), "no", retry_in=None)
+        return said
+
+    monkeypatch.setattr(steering, "steer_rows", more_die)
+    assert run("dead", "discard", "--all", "--yes").stdout == "620 jobs discarded\n"
+    assert queue.stats().dead == 620
+    assert all(job.id.startswith("later") for job in queue.dead_jobs(limit=1000).jobs)
 
 
 # ------------------------------------------------------------------------------------------------ batches and Ctrl-C

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -212,3 +213,22 @@ def test_queues_finds_names_and_shards(redis_server, make_queue, redis_client):
 
 def test_no_queues(redis_server):
     assert invoke("--url", redis_server.url, "queues").stdout == "no delay queues on this Redis\n"
+
+
+@pytest.mark.parametrize("filters", [(), ("--name", "t")])
+@pytest.mark.parametrize("listing", [("ls",), ("dead", "ls")])
+def test_a_listing_keeps_no_payload(queue, run, read, listing, filters):
+    """Whatever the limit is, it holds about a script's answer of them, a megabyte, at once."""
+    queue.schedule_many(NewJob(b"x" * 500_000, delay=0, id=f"{n:02}", meta={"task": "t"}) for n in range(60))
+    if listing[0] == "dead":
+        while claims := queue.claim(100):
+            queue.fail(claims, "no", retry_in=None)
+    run(*listing, *filters)  # imports
+    tracemalloc.start()
+    try:
+        page = read(*listing, *filters, "--limit", "10000")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [job["id"] for job in page["jobs"]] == [f"{n:02}" for n in range(60)]
+    assert most < 12_000_000, "30 MB were listed"

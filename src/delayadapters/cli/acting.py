@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -291,8 +292,7 @@ class _Act:
 
     def _dry_ids(self, ids: Sequence[str]) -> None:
         with open_queue(self.ctx) as queue:
-            found = [(id, queue.get(id)) for id in ids]
-        states = [{"id": id, "state": job.state.value if job else "not_found"} for id, job in found]
+            states = [{"id": id, "state": job.state.value if (job := queue.get(id)) else "not_found"} for id in ids]
         if self.as_json:
             print_json(states)
             return
@@ -346,7 +346,9 @@ class _Act:
         return (target if target > now else 0), now
 
     def _batches(self, queue: DelayQueue, wanted: Filter, target: int, start: int) -> Iterator[list[tuple[Row, Job]]]:
-        for page, _ in pages(queue, wanted, self.which):
+        # A replayed job that dies again comes up again behind all others: those who died since are not meant.
+        before = start + 1 if self.which == "dead" else None
+        for page, _ in pages(queue, wanted, self.which, before=before):
             todo = [pair for pair in page if not self._is_done(pair[0], target, start)]
             for at in range(0, len(todo), _BATCH):
                 yield todo[at : at + _BATCH]
@@ -372,7 +374,7 @@ class _Act:
         first: list[Job] = []
         for batch in self._batches(queue, wanted, target, start):
             total += len(batch)
-            first += [job for _, job in batch[: 10 - len(first)]]
+            first += [replace(job, payload=b"") for _, job in batch[: 10 - len(first)]]
         if self.dry_run and self.as_json:
             from ..views import job_view
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal
@@ -53,13 +53,18 @@ def pages(
     which: Literal["due", "dead"] = "due",
     *,
     after: Cursor | None = None,
+    before: int | None = None,
     size: int = PAGE,
 ) -> Iterator[tuple[list[tuple[Row, Job]], bool]]:
-    """Page by page what matches, and whether the queue goes on behind it. A page may hold nothing."""
+    """Page by page what matches, and whether the queue goes on behind it. A page may hold nothing.
+
+    ``before``: microseconds; only scores below it, whatever the filter says.
+    """
     from ..due import to_micros
     from ..redis.commands import Cursor
 
-    before = None if wanted.due_before is None else to_micros(wanted.due_before)
+    bounds = [before, None if wanted.due_before is None else to_micros(wanted.due_before)]
+    before = min((bound for bound in bounds if bound is not None), default=None)
     if after is None and wanted.due_after is not None:
         after = Cursor(max(to_micros(wanted.due_after), 0), b"")
     more = True
@@ -78,16 +83,19 @@ def find(
     cursor: str | None = None,
     which: Literal["due", "dead"] = "due",
 ) -> tuple[list[Job], str | None]:
-    """Up to ``limit`` jobs, and the cursor behind the last of them (None: there are no more)."""
+    """Up to ``limit`` jobs, and the cursor behind the last of them (None: there are no more).
+
+    Without their payloads: a listing shows none, and thousands of jobs of a megabyte each would fill the memory.
+    """
     from ..redis.commands import Cursor
 
     after = None if cursor is None else Cursor.read(cursor)
-    found: list[tuple[Row, Job]] = []
+    found: list[tuple[Cursor, Job]] = []
     for page, more in pages(queue, wanted, which, after=after, size=PAGE if wanted.narrow else limit):
         left = limit - len(found)
-        found += page[:left]
+        found += [(row.place, replace(job, payload=b"")) for row, job in page[:left]]
         if len(found) == limit:
-            place = found[-1][0].place
+            place = found[-1][0]
             if len(queue._verbs.shards) == 1:
                 # Behind this entry's number: as good, and short enough to be typed however long the id.
                 number = int.from_bytes(place.entry[:6], "big") + 1
