@@ -12,6 +12,7 @@ import pytest
 
 from delayadapters import AsyncReleaser
 from delayadapters.release import aio
+from delaytests import wait_until_async
 
 
 class Nowhere:
@@ -53,3 +54,54 @@ async def test_a_listener_that_swallows_it(async_queue, monkeypatch):
     await releaser.start()
     await asyncio.sleep(0.05)
     assert await asyncio.wait_for(releaser.stop(), 30)
+
+
+class Stuck:
+    """Publishes until it is cancelled; says when it has begun."""
+
+    def __init__(self):
+        self.begun = asyncio.Event()
+        self.times = 0
+
+    async def publish(self, claims):
+        self.times += 1
+        self.begun.set()
+        await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("first", ["publish", "loop"])
+async def test_an_end_in_the_midst_of_a_publish(async_queue, monkeypatch, first):
+    """``asyncio.run`` cancels both tasks when it ends: whichever is told first, it is no fault of the publisher."""
+    publisher = Stuck()
+    releaser = AsyncReleaser(async_queue, publisher)
+    await async_queue.schedule(b"x", delay=0)
+    before = asyncio.all_tasks()
+    await releaser.start()
+    await asyncio.wait_for(publisher.begun.wait(), 30)
+    [loop] = releaser._tasks
+    [publish] = [task for task in asyncio.all_tasks() - before if "Stuck.publish" in repr(task.get_coro())]
+    for task in (publish, loop) if first == "publish" else (loop, publish):
+        task.cancel()
+    _, pending = await asyncio.wait({loop}, timeout=30)
+    assert not pending
+    assert loop.cancelled()
+    assert publisher.times == 1
+
+
+async def test_a_publisher_that_cancels_itself_is_at_fault(async_queue):
+    class Giving:
+        times = 0
+
+        async def publish(self, claims):
+            self.times += 1
+            raise asyncio.CancelledError
+
+    publisher = Giving()
+    await async_queue.schedule(b"x", delay=0, id="a")
+    async with AsyncReleaser(async_queue, publisher, max_attempts=1):
+
+        async def dead():
+            return [job.reason for job in (await async_queue.dead_jobs()).jobs]
+
+        await wait_until_async(dead, timeout=30)
+        assert "cancelled" in (await dead())[0]

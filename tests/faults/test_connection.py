@@ -11,6 +11,7 @@ import redis
 from delayadapters import DelayQueue, NewJob, Outcome, OutcomeUnknown, Published, Releaser
 from delayadapters.redis import connect
 from delayadapters.redis.scripts import load
+from delayadapters.release import threads
 from delaytests import wait_until
 from delaytests.releasers import Ledger, Running, allowance
 
@@ -426,3 +427,22 @@ def test_a_pool_of_one_connection_is_enough_for_the_caller(server, name, delays)
         with Releaser(queue, publisher):
             queue.schedule(b"", id="job", delay=0.1)
             wait_until(lambda: publisher.ids == ["job"])
+
+
+def test_a_stop_that_comes_while_it_starts(queue, monkeypatch):
+    """As a signal handler's may: before the shard is there to be told."""
+
+    class Nowhere:
+        def publish(self, claims):
+            return None
+
+    releaser = Releaser(queue, Nowhere())
+
+    class Told(threads._Shard):
+        def __init__(self, *args, **options):
+            releaser.stop(0)
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(threads, "_Shard", Told)
+    releaser.start()
+    wait_until(lambda: not releaser.running, timeout=30)

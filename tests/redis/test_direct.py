@@ -259,6 +259,23 @@ def test_a_guard_ends_a_release_when_its_key_exists(queue, redis_client, broker)
     assert queue.get("a") is None
 
 
+def test_a_retry_asks_a_guard_again_before_anything_behind_it_has_run(queue, clock, redis_client, broker):
+    log, bad = broker + "log", broker + "bad"
+    redis_client.set(bad, "in the way")
+    guard = (Payload.UNLESS_EXISTS, broker + "stop")
+    queue.schedule(b"x", delay=0, id="at-once", release=[guard, ("RPUSH", bad, "1"), ("RPUSH", log, "at-once")])
+    queue.schedule(b"x", delay=0, id="begun", release=[guard, ("RPUSH", log, "begun"), ("RPUSH", bad, "2")])
+    turn(queue, redis_client, retry_base=500_000)
+    assert content(redis_client, log) == [b"begun"]
+    redis_client.delete(bad)
+    redis_client.set(broker + "stop", "")
+    clock.advance(1)
+    assert turn(queue, redis_client).direct == 2
+    assert content(redis_client, log) == [b"begun"], "nothing was begun, so its guard counts"
+    assert content(redis_client, bad) == [b"2"], "begun: it goes on"
+    assert queue.stats().waiting == 0
+
+
 @pytest.mark.parametrize(
     "release", [[], (), "", [[]], [()], ["SET"], [b"SET"], [("SET", None)], [("SET", 1.5)], [("SET", {})]]
 )

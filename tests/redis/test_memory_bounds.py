@@ -205,6 +205,21 @@ def test_consumers_that_claim_once_do_not_add_up(make_queue, redis_client, clock
     assert redis_client.hlen(keys_of(queue).loops) <= 40
 
 
+def test_consumers_are_struck_off_minutes_after_their_last_lease(make_queue, redis_client, clock):
+    """Unlike a release loop they never say that they leave."""
+    queue = make_queue(clock=clock)
+    queue.schedule(b"", delay=0)
+    assert len(queue.claim(lease=3600)) == 1
+    [first] = redis_client.hkeys(keys_of(queue).loops)
+    for _ in range(50):
+        with make_queue(clock=clock) as other:
+            assert other.claim() == []
+        clock.advance(60)
+    names = redis_client.hkeys(keys_of(queue).loops)
+    assert len(names) <= 12
+    assert first in names, "it has a lease"
+
+
 def test_a_purged_queue_leaves_nothing(queue, redis_client):
     release(queue, ["a", "b"])
     queue.schedule(b"", delay=5, id="c")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from delayadapters import AsyncDelayQueue, DelayQueue, NewJob, ReplicationTimeout
+from delayadapters import AsyncDelayQueue, DelayQueue, JobExists, NewJob, ReplicationTimeout
 from delayadapters.redis.sync import execute
 from delaytests import wait_until
 from delaytests.queues import AsyncFace
@@ -76,6 +76,27 @@ async def test_more_replicas_than_there_are(pair, open_queue):
     with pytest.raises(ReplicationTimeout, match="2 replicas"):
         await queue.schedule(b"x", delay=60, id="a")
     assert (await queue.get("a")).payload == b"x"
+
+
+async def test_what_was_not_stored_is_not_said_to_be(pair, open_queue):
+    """The script's answer comes first: taken ids are taken, and a call that has to be asked in parts is."""
+    queue = open_queue(pair[0].url, wait_replicas=2, wait_timeout=0.05)
+    careless = open_queue(pair[0].url)
+    await careless.schedule(b"old", delay=60, id="taken")
+    with pytest.raises(JobExists, match="taken"):
+        await queue.schedule(b"new", delay=60, id="taken")
+    with pytest.raises(JobExists, match="taken"):
+        await queue.schedule_many([NewJob(b"new", 60, id=id) for id in ("a", "b", "taken")])
+    assert await queue.get("a") is None
+    assert (await queue.get("taken")).payload == b"old"
+    large = [f"large-{n}" for n in range(60)]
+    await careless.schedule_many([NewJob(b"x" * 40_000, 60, id=id) for id in large])
+    with pytest.raises(ReplicationTimeout):
+        await queue.schedule_many([NewJob(b"new", 60, id=id) for id in large], if_exists="replace")
+    assert {(await queue.get(id)).payload for id in large} == {b"new"}
+    with pytest.raises(ReplicationTimeout):
+        await queue.schedule_many([NewJob(b"kept", 60, id=id) for id in [*large, "one-more"]], if_exists="keep")
+    assert (await queue.get("one-more")).payload == b"kept"
 
 
 async def test_the_append_only_file(start_redis, redis_server, open_queue):

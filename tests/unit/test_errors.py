@@ -7,9 +7,11 @@ import pickle
 import re
 
 import pytest
+from redis import exceptions as rx
 
 from delayadapters import errors
-from delayadapters.errors import DelayError, JobExists
+from delayadapters.errors import DelayError, JobExists, OutcomeUnknown, ReadOnlyReplica, RedisUnavailable
+from delayadapters.redis.faults import translate
 
 TREE = {
     "DelayError": "Exception",
@@ -89,3 +91,25 @@ def test_job_exists_stays_readable_with_many_ids():
     assert len(error.ids) == 10_000
     assert len(str(error)) < 300
     assert "'id-4', …" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("said", "otherwise"),
+    [
+        (rx.BusyLoadingError("Redis is loading the dataset in memory"), RedisUnavailable),
+        (rx.ReadOnlyError("You can't write against a read only replica."), ReadOnlyReplica),
+        (rx.ResponseError("READONLY You can't write against a read only replica. script: 0"), ReadOnlyReplica),
+        (rx.MasterDownError("Link with MASTER is down"), RedisUnavailable),
+        (rx.ResponseError("MASTERDOWN Link with MASTER is down"), RedisUnavailable),
+        (rx.ClusterDownError("CLUSTERDOWN The cluster is down"), RedisUnavailable),
+        (rx.ResponseError("NOREPLICAS Not enough good replicas to write."), RedisUnavailable),
+        (rx.ResponseError("MISCONF Redis is configured to save RDB snapshots, but"), RedisUnavailable),
+    ],
+)
+def test_a_server_that_refuses_after_an_attempt_that_may_have_been_carried_out(said, otherwise):
+    """RedisUnavailable and ReadOnlyReplica say that nothing was stored."""
+    first = translate(said, "schedule", [b"due"], maybe_done=False)
+    assert type(first) is otherwise
+    after = translate(said, "schedule", [b"due"], maybe_done=True)
+    assert type(after) is OutcomeUnknown
+    assert "same id" in str(after)

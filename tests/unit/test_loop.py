@@ -667,6 +667,22 @@ def test_a_renewal_is_the_same_request_until_it_is_answered():
     assert Asked(second).args["call"] != Asked(first).args["call"]
 
 
+def test_a_repeated_renewal_prolongs_from_when_it_was_first_made():
+    """Its answer is the first one's, which was lost."""
+    desk = Desk(lease=30.0)
+    batch = desk.holding("a")
+    desk.now += 10
+    granted = desk.server(30)
+    assert desk.loop.renewal(desk.now) is not None
+    desk.now += 22
+    assert desk.loop.renewal(desk.now) is not None
+    desk.loop.renewed((granted, frozenset([claim("a").entry])), desk.now, desk.now)
+    batch.ensure_held()
+    assert desk.loop.renew_at <= desk.now
+    desk.now += 5.1  # 27.1 s after it was made first; a tenth is kept to spare
+    assert not batch.held()
+
+
 def test_after_a_renewal_the_new_fence_is_quoted():
     desk = Desk()
     batch = desk.holding("a", "b")

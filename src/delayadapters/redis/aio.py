@@ -13,7 +13,7 @@ import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError
 
 from ..due import Delay
-from ..errors import DelayError, RedisFault, ReplicationTimeout, WrongKeyType
+from ..errors import DelayError, RedisFault, WrongKeyType
 from ..jobs import Claim, Command, Counters, IfExists, Job, Loop, NewJob, Outcome, Page, Stats
 from . import commands, steering
 from .commands import Call, Plain
@@ -280,9 +280,6 @@ async def _execute_and_wait(client: Any, request: Call[Any], waiting: Waiting) -
             continue
         if isinstance(reply, Exception):
             raise reply
-        if isinstance(confirmed, Exception):
-            raise ReplicationTimeout(waiting.complaint(confirmed)) from confirmed
-        if not waiting.enough(confirmed):
-            raise ReplicationTimeout(waiting.complaint(confirmed))
+        waiting.judge(request.parse(reply), confirmed)
         return reply
     raise AssertionError("EVAL cannot answer NOSCRIPT")

@@ -20,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError
 from redis.retry import Retry
 
+from ..errors import ReplicationTimeout
 from .commands import Call, Plain
 from .faults import sent
 
@@ -134,12 +135,22 @@ class Waiting:
         millis = max(1, round(self.timeout * 1000))
         return ("WAITAOF", 1, self.replicas, millis) if self.aof else ("WAIT", self.replicas, millis)
 
-    def enough(self, reply: int | Sequence[int]) -> bool:
+    def judge(self, answer: Sequence[object] | int, confirmed: int | Sequence[int] | Exception) -> None:
+        """Raises when what the script stored was not confirmed. ``answer``: what ``commands.schedule`` parsed; a number
+        and a list of ids say that nothing was stored, and then nothing needs to be confirmed."""
+        if isinstance(answer, int) or (answer and isinstance(answer[0], str)):
+            return
+        if isinstance(confirmed, Exception):
+            raise ReplicationTimeout(self._complaint(confirmed)) from confirmed
+        if not self._enough(confirmed):
+            raise ReplicationTimeout(self._complaint(confirmed))
+
+    def _enough(self, reply: int | Sequence[int]) -> bool:
         if isinstance(reply, int):
             return reply >= self.replicas
         return int(reply[0]) >= 1 and int(reply[1]) >= self.replicas
 
-    def complaint(self, reply: int | Sequence[int] | Exception) -> str:
+    def _complaint(self, reply: int | Sequence[int] | Exception) -> str:
         wanted = f"{self.replicas} replicas" + (" and the append-only file" if self.aof else "")
         return (
             f"stored, but not confirmed by {wanted} within wait_timeout={self.timeout} s "

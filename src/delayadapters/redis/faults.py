@@ -21,6 +21,9 @@ _NEVER_SENT: Final = (
     "no connection",
     "no master found",
 )
+_DOWN: Final = ("MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
+_NO_LONGER: Final = ("LOADING", "loading the dataset", "READONLY", "read only replica", "MISCONF")
+"""What a server says that takes no writes now, whatever it did before."""
 
 
 def sent(error: BaseException) -> bool:
@@ -38,6 +41,13 @@ def translate(error: BaseException, what: str, keys: Sequence[bytes], *, maybe_d
     # "unauthenticated multibulk length": what Redis says to a long command before a password.
     if isinstance(error, rx.AuthenticationError) or "NOAUTH" in text or "unauthenticated" in text:
         return errors.PermissionDenied(f"{where}: {text}; check the user and password in the Redis URL")
+    down = isinstance(error, (rx.MasterDownError, rx.ClusterDownError)) or any(word in text for word in _DOWN)
+    if maybe_done and (down or any(word in text for word in _NO_LONGER)):
+        # A server that was restarted or has lost its role: what it did before may stand.
+        return errors.OutcomeUnknown(
+            f"{where}: an attempt before may have been carried out, and now Redis does not take it ({text}). "
+            'If you try again, use the same id and if_exists="keep"'
+        )
     if isinstance(error, rx.BusyLoadingError):
         return errors.RedisUnavailable(f"{where}: Redis is loading its data; try again when it has ({text})")
     if isinstance(error, RETRIABLE):
@@ -66,6 +76,10 @@ def translate(error: BaseException, what: str, keys: Sequence[bytes], *, maybe_d
         return errors.WrongKeyType(
             f"{where}: a key of this queue holds another type of value; choose another name= ({text})"
         )
-    if "MASTERDOWN" in text or "CLUSTERDOWN" in text or "NOREPLICAS" in text:
+    if "MISCONF" in text:
+        return errors.RedisUnavailable(
+            f"{where}: Redis cannot write to its disk and takes no commands; free space there ({text})"
+        )
+    if down:
         return errors.RedisUnavailable(f"{where}: Redis takes no commands now ({text})")
     return errors.ScriptFailed(f"{where}: {text}")

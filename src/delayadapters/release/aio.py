@@ -235,13 +235,15 @@ class _Shard:
                 if not task.done():
                     await self._renew()
                     pause = max(self._settings.lease / 6, self.loop.renew_at - clock())
-            result = checked(task.result())
         except asyncio.CancelledError:
-            if task.cancelled():
-                self.loop.publish_failed(RuntimeError("the publisher was cancelled"), clock())
-                return
+            # Ours, whatever has become of the publish: asyncio.run() cancels both when it ends.
             task.cancel()
             raise
+        if task.cancelled():
+            self.loop.publish_failed(RuntimeError("the publisher was cancelled"), clock())
+            return
+        try:
+            result = checked(task.result())
         except asyncio.TimeoutError as error:
             # An OSError only from Python 3.11 on.
             self.loop.publish_failed(TimeoutError(str(error)), clock())

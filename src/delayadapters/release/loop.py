@@ -121,6 +121,7 @@ class ReleaseLoop:
         self._current: Sequence[Claim] = ()
         self._fence = 0
         self._leased_at = 0.0
+        self._renewal_at = 0.0
         self._held_until = 0.0
         self._progress_at = 0.0
         self._hung = False
@@ -345,6 +346,7 @@ class ReleaseLoop:
             if not claims:
                 return None
             self._call += 1
+            self._renewal_at = now
             self._unsettled = commands.renew(
                 self._keys,
                 self._asker,
@@ -369,8 +371,9 @@ class ReleaseLoop:
         left = sum(claim.entry in held for claim in self._current) + sum(map(len, self._batches))
         if left < have:
             self._tell.tally(WARNING, "leases passed before they were renewed", "", have - left)
-        self._leased_at = sent
-        self._held_until = sent + self._set.lease * 0.9 if whole else now
+        # A repeated one is answered with the deadline that the first, whose answer was lost, was granted.
+        self._leased_at = min(sent, self._renewal_at)
+        self._held_until = self._leased_at + self._set.lease * 0.9 if whole else now
 
     # ------------------------------------------------------------ requests and their answers
 

@@ -65,7 +65,7 @@ class Releaser(BaseReleaser[DelayQueue, Publisher, "_Shard"]):
         with self._state:
             if self._threads:
                 raise RuntimeError("this Releaser was started before; make a new one")
-            if self._stopped:
+            if self._was_stopped():
                 return
             for number, keys in enumerate(self._queue._verbs.shards):
                 shard = _Shard(
@@ -86,6 +86,12 @@ class Releaser(BaseReleaser[DelayQueue, Publisher, "_Shard"]):
                 shard.connect()
             for thread in self._threads:
                 thread.start()
+            if self._was_stopped():  # by a signal handler, meanwhile
+                for shard in self._shards:
+                    shard.stop()
+
+    def _was_stopped(self) -> bool:
+        return self._stopped
 
     def run(self) -> None:
         """Starts, and blocks until :meth:`stop` is called (from another thread or a signal handler)."""

@@ -1,7 +1,7 @@
 -- One turn of a release loop: acks what it published, re-queues expired leases, then claims what is due.
 -- keys: due leased dead entries watch loops calls calls_old released released_old released_new counts
 -- args: now owner call about length limit max_bytes watch_ms help retry_base retry_cap max_attempts wake fence late acks...
--- include: clock entries fetch lease released settle recipe direct wake counts lateness
+-- include: clock entries fetch lease released settle recipe direct wake counts lateness sweep
 -- owner, call: who asks, and a number that is repeated when the same request is: its batch is then answered again.
 -- about: what to show of this loop. length: of the lease, microseconds. limit, max_bytes: of a batch.
 -- watch_ms: > 0 to take or renew the watch. help: '1' to call others when due work is left to publish.
@@ -11,18 +11,6 @@
 -- Returns {msgpack {now, head or -1, next lease deadline or -1, watch: 1 ours | 0 not asked | -milliseconds left of
 -- somebody else's, deadline of the batch, acked, requeued, direct, greatest lateness of those, script time in
 -- microseconds, {bucket, jobs, microseconds late together, ...} of the direct ones}, msgpack notes {{id, what, reason}, ...}, {entry, ...}, {record, ...}}.
--- Strikes off loops not heard of for a day: processes that were killed.
-local function sweep_loops(at)
-  if redis.call('HLEN', loops) < 8 then return end
-  local all, seen = redis.call('HGETALL', loops), {}
-  for i = 1, #all, 2 do
-    local loop, last = string.gsub(all[i], '^beat:', ''), string.match(all[i + 1], '^%S+ %S+ (%S+)') or all[i + 1]
-    seen[loop] = math.max(seen[loop] or 0, tonumber(last) or 0)
-  end
-  for loop, last in pairs(seen) do
-    if loop ~= owner and at - last > 86400000000 then redis.call('HDEL', loops, loop, 'beat:' .. loop) end
-  end
-end
 
 local at = clock()
 local notes, requeued, direct, latest, acked = {}, 0, 0, 0, 0

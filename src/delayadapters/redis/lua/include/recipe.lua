@@ -42,7 +42,7 @@ local function unpacked(packed)
   if packed ~= last_packed then last_packed, last_commands = packed, cmsgpack.unpack(packed) end
   return last_commands
 end
--- The commands still to run, filled in. Raises for a section that is not one of commands.
+-- The commands still to run, filled in. A guard passed before is asked again while nothing behind it has run. Raises for a section that is not one of commands.
 local function read_job(entry, record, at)
   local state, after = state_of(record)
   local _, packed
@@ -53,6 +53,7 @@ local function read_job(entry, record, at)
     entry = entry, record = record, at = at, due = due_of(record), state = state,
     count = #commands, todo = {}, payload = string.sub(record, after),
   }
+  while state[4] > 0 and commands[state[4]] and commands[state[4]][1] == UNLESS_EXISTS do state[4] = state[4] - 1 end
   for k = state[4] + 1, #commands do
     local words = {}
     for i, word in ipairs(commands[k]) do
