@@ -15,6 +15,7 @@ import pytest
 from delayadapters import NewJob, Payload, State
 from delayadapters.redis import steering
 from delaytests.raw import keys_of
+from delaytests.server import free_port
 
 from .conftest import fill_fast, invoke, kill_one
 
@@ -163,20 +164,24 @@ def test_shards_may_differ(redis_server, make_queue):
 # --------------------------------------------------------------------------------------------------------- interrupted
 
 
-def test_an_interrupted_import_continues_without_doubles(source, target, export, run, take_in, monkeypatch):
-    """Ctrl-C in the middle. Then the same file, and an export of its own: each takes in only what is missing."""
-    source.schedule_many((NewJob(b"%d" % n, delay=3600, id=f"{n % 700}") for n in range(1400)), if_exists="add")
-    text = export()
+def press_ctrl_c_in_batch(monkeypatch, number):
     real, seen = steering.restore, []
 
     def pressed(*arguments):
         seen.append(1)
-        if len(seen) == 2:
+        if len(seen) == number:
             os.kill(os.getpid(), signal.SIGINT)
         return real(*arguments)
 
+    monkeypatch.setattr(steering, "restore", pressed)
+
+
+def test_an_interrupted_import_continues_without_doubles(source, target, export, run, take_in, monkeypatch):
+    """Ctrl-C in the middle. Then the same file, and an export of its own: each takes in only what is missing."""
+    source.schedule_many((NewJob(b"%d" % n, delay=3600, id=f"{n % 700}") for n in range(1400)), if_exists="add")
+    text = export()
     with monkeypatch.context() as patched:
-        patched.setattr(steering, "restore", pressed)
+        press_ctrl_c_in_batch(patched, 2)
         result = run("import", name="target", input=text)
     assert result.exit_code == 130
     assert result.stdout.startswith("1,000 jobs imported")
@@ -212,6 +217,62 @@ def test_what_was_released_meanwhile_does_not_come_back(source, export, take_in,
     assert take_in(text)["skipped"] == 1
     assert target.stats().waiting == 0
     assert take_in(text, "--again")["imported"] == 1
+
+
+@pytest.mark.parametrize("ends", ["interrupted", "cut short", "spoilt"])
+def test_importing_again_can_be_resumed(source, target, export, run, take_in, monkeypatch, ends):
+    """By the label that it prints when it begins: each job is there once more than before, not twice."""
+    source.schedule_many(NewJob(b"%d" % n, delay=3600, id=f"{n}") for n in range(1400))
+    text = export()
+    take_in(text)
+    lines = text.splitlines(keepends=True)
+    part = {"interrupted": lines, "cut short": lines[:1001], "spoilt": [*lines[:1001], "x\n"]}[ends]
+    with monkeypatch.context() as patched:
+        if ends == "interrupted":
+            press_ctrl_c_in_batch(patched, 2)
+        result = run("import", "--again", "--json", name="target", input="".join(part))
+    assert result.exit_code == (130 if ends == "interrupted" else 1)
+    view = json.loads(result.stdout)
+    label = view.pop("label")
+    assert view == {"read": 1000, "imported": 1000, "skipped": 0, "complete": False}
+    begins, *_, end = result.stderr.splitlines()
+    assert begins.startswith(f"label {label}: ")
+    assert f"--resume {label}" in end
+    for expected in (400, 0):
+        said = take_in(export(), "--resume", label)
+        assert (said["imported"], said["label"], said["complete"]) == (expected, label, True)
+    jobs = [job.id for job in everything(target)]
+    assert sorted(jobs) == sorted([f"{n}" for n in range(1400)] * 2)
+    assert take_in(text)["imported"] == 0, "without a label it is the first import that is gone on with"
+
+
+def test_a_label_is_one_that_was_printed(source, export, run, target):
+    source.schedule(b"x", delay=60)
+    text = export()
+    for wrong in (["--resume", ""], ["--resume", "x"], ["--again", "--resume", "20260101T000000.000000"]):
+        assert run("import", *wrong, name="target", input=text).exit_code == 2
+    dry = run("import", "--again", "--dry-run", "--json", name="target", input=text)
+    assert dry.stderr == ""
+    assert json.loads(dry.stdout) == {"read": 1, "imported": 0, "skipped": 0, "complete": True}
+    assert target.stats().waiting == 0
+
+
+def test_a_file_is_not_emptied_before_redis_has_answered(source, run, tmp_path):
+    """An export that cannot begin leaves the one before it as it was."""
+    source.schedule(b"x", delay=60)
+    file = tmp_path / "backlog.jsonl"
+    assert run("export", "-o", str(file), name="source").exit_code == 0
+    before = file.read_text()
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    failed = invoke("--url", url, "--timeout", "1", "export", "-o", str(file))
+    assert failed.exit_code == 69
+    assert file.read_text() == before
+    source.schedule(b"x", delay=60)
+    assert run("export", "-o", str(file), name="source").exit_code == 0
+    assert len(file.read_text().splitlines()) == 4
+    nowhere = run("export", "-o", str(tmp_path / "no folder" / "file"), name="source")
+    assert nowhere.exit_code == 1
+    assert "Traceback" not in nowhere.output
 
 
 def test_a_queue_used_anew_is_another_one(source, export, take_in):

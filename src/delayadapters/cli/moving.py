@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ __all__ = ["export", "import_"]
 
 FORMAT: Final = 1
 _BATCH: Final = 500
+_LABEL: Final = re.compile(r"\d{8}T\d{6}\.\d{6}")
 
 
 # -------------------------------------------------------------------------------------------------------------- export
@@ -41,7 +43,7 @@ _BATCH: Final = 500
 @click.command()
 @window_options
 @click.option("--dead", "with_dead", is_flag=True, help="The dead ones, too.")
-@click.option("-o", "--output", type=click.File("w", "utf-8", lazy=False), default="-", help="A file; default: stdout.")
+@click.option("-o", "--output", type=click.File("w", "utf-8"), default="-", help="A file; default: stdout.")
 @json_option
 @click.pass_context
 def export(
@@ -62,6 +64,7 @@ def export(
     wanted = Filter(pattern, due_before, due_after, id_prefix)
     count = unreadable = 0
     with open_queue(ctx) as queue, interruptible() as interrupts:
+        # A file is opened, and an older one emptied, by the first write: not before Redis has answered.
         stats = queue.stats()
         _write(output, {"delayadapters": FORMAT, "queue": queue.name, "at": datetime.now(timezone.utc).isoformat()})
         total = None if wanted else stats.waiting + (stats.dead if with_dead else 0)
@@ -180,28 +183,36 @@ class Spoilt(click.ClickException):
 
 @click.command(name="import")
 @click.argument("file", type=click.File("r", "utf-8"), default="-")
-@click.option("--again", is_flag=True, help="Store also what was imported here before.")
+@click.option("--again", is_flag=True, help="Store also what was imported here before; prints a LABEL.")
+@click.option("--resume", metavar="LABEL", default=None, help="Go on with the --again that printed this.")
 @click.option("--dry-run", is_flag=True, help="Only read the file through.")
 @json_option
 @click.pass_context
-def import_(ctx: click.Context, file: IO[str], again: bool, dry_run: bool, as_json: bool) -> None:
+def import_(ctx: click.Context, file: IO[str], again: bool, resume: str | None, dry_run: bool, as_json: bool) -> None:
     """Take in what export wrote, from a FILE or standard input.
 
     Due times, order, ids, meta, payloads and direct releases are kept; an id that is here already is added beside.
 
     If it is interrupted, call it again with the same file, or with a new export of the same queue: what was taken in
     is skipped, even when it was released or cancelled meanwhile. That is remembered for a week after the last import.
+
+    With --again it is skipped only by a call with --resume and the label that --again printed when it began.
     """
     from ..redis.steering import restore
 
     taken = seen = 0
     finished = stopped = False
     desk = desk_of(ctx)
-    salt = datetime.now(timezone.utc).isoformat() if again else ""
+    label = _label(again, resume)
+    if dry_run:
+        label = ""
     wrong = ""
+    if label:
+        # At once, since nobody knows how it ends.
+        click.echo(f"label {label}: should this end early, call it with --resume {label} in place of --again", err=True)
     with open_queue(ctx) as queue, interruptible() as interrupts, progress(_length(file), "import") as advance:
         try:
-            for batch, last, size in _batches(file, salt):
+            for batch, last, size in _batches(file, label):
                 if interrupts.pressed:
                     stopped = True
                     break
@@ -212,7 +223,13 @@ def import_(ctx: click.Context, file: IO[str], again: bool, dry_run: bool, as_js
                 advance(size)
         except Spoilt as error:
             finished, wrong = False, error.message
-    view = {"read": seen, "imported": taken, "skipped": 0 if dry_run else seen - taken, "complete": finished}
+    view: dict[str, Any] = {
+        "read": seen,
+        "imported": taken,
+        "skipped": 0 if dry_run else seen - taken,
+        "complete": finished,
+        **({"label": label} if label else {}),
+    }
     if as_json:
         print_json(view)
     elif dry_run:
@@ -220,12 +237,28 @@ def import_(ctx: click.Context, file: IO[str], again: bool, dry_run: bool, as_js
     else:
         click.echo(f"{desk.count(taken)} imported, {seen - taken:,} skipped: imported before")
     if stopped:
-        click.echo("interrupted: the same call again does the rest", err=True)
+        rest = f"a call with --resume {label}" if label else "the same call again"
+        click.echo(f"interrupted: {rest} does the rest", err=True)
         ctx.exit(INTERRUPTED)
     if not finished:
-        wrong = wrong or "the input ends before its end: export again, import again; nothing is doubled"
-        click.echo(f"Error: {wrong}", err=True)
+        told = [wrong or "the input ends before its end"]
+        if label:
+            told.append(f"import a whole export with --resume {label}; nothing is doubled")
+        elif not wrong:
+            told.append("export again, import again; nothing is doubled")
+        click.echo(f"Error: {': '.join(told)}", err=True)
         ctx.exit(1)
+
+
+def _label(again: bool, resume: str | None) -> str:
+    """What tells this import from those before it; empty: nothing does. Part of each job's token."""
+    if resume is None:
+        return datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%f") if again else ""
+    if again:
+        raise click.UsageError("give one of --again, which begins, and --resume, which goes on")
+    if not _LABEL.fullmatch(resume):  # a slip of the hand would double what was taken in
+        raise click.UsageError(f"--resume needs the label that --again printed, got {resume!r}")
+    return resume
 
 
 def _length(file: IO[str]) -> int | None:
@@ -237,7 +270,7 @@ def _length(file: IO[str]) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def _batches(file: IO[str], salt: str) -> Iterator[tuple[list[Incoming], bool, int]]:
+def _batches(file: IO[str], label: str) -> Iterator[tuple[list[Incoming], bool, int]]:
     """Jobs by the hundreds, whether that was the end, and how many bytes were read for them."""
     batch: list[Incoming] = []
     size = count = 0
@@ -257,7 +290,7 @@ def _batches(file: IO[str], salt: str) -> Iterator[tuple[list[Incoming], bool, i
             state = "end"
         else:
             try:
-                batch.append(_incoming(line, salt))
+                batch.append(_incoming(line, label))
             except (ValueError, TypeError, KeyError, binascii.Error) as error:
                 if batch:
                     yield batch, False, size
@@ -286,7 +319,7 @@ def _parsed(text: str, number: int) -> dict[str, Any]:
     return line
 
 
-def _incoming(line: Mapping[str, Any], salt: str) -> Incoming:
+def _incoming(line: Mapping[str, Any], label: str) -> Incoming:
     from ..due import LATEST_DUE, check_id, check_meta
     from ..jobs import State
     from ..redis.records import RAW, pack, with_state
@@ -295,7 +328,7 @@ def _incoming(line: Mapping[str, Any], salt: str) -> Incoming:
     due = _micros(line["due"], LATEST_DUE)
     dead = line.get("dead")
     score = _micros(line.get("next_try", due) if dead is None else dead, LATEST_DUE)
-    token = base64.b64decode(line["token"], validate=True) + salt.encode()
+    token = base64.b64decode(line["token"], validate=True) + label.encode()
     if "record" in line:  # unreadable there: dead here, kept whole
         flags, tail = pack(base64.b64decode(line["record"], validate=True), None, None)
         flags, tail = with_state(flags | RAW, tail, (0, 0, "unreadable record", 0))
