@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import redis
 
-from delayadapters import DelayQueue, Releaser
+from delayadapters import DelayQueue, RedisFault, Releaser
+from delayadapters.cli import doctor
 from delayadapters.redis import rights
-from delayadapters.redis.keys import ShardKeys
+from delayadapters.redis.keys import ShardKeys, shard_of
 from delayadapters.redis.scripts import names
 from delaytests import wait_until
 from delaytests.raw import keys_of, snapshot
@@ -160,6 +164,61 @@ def test_no_scripts(start_redis):
     assert found["scripts"] == [("scripts", "problem")]
 
 
+def out_of_memory(server):
+    server.client().config_set("maxmemory", "1")
+
+
+def no_replicas(server):
+    server.client().config_set("min-replicas-to-write", "1")
+
+
+def no_disk(server):
+    """Its folder is gone when it saves."""
+    client = server.client()
+    client.config_set("save", "3600 1000000")
+    shutil.rmtree(client.config_get("dir")["dir"])
+    with contextlib.suppress(redis.ResponseError):  # says so at once, or later
+        client.bgsave()
+    wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+
+
+@pytest.mark.parametrize(
+    ("refuse", "remedy"),
+    [
+        (out_of_memory, "CONFIG SET maxmemory"),
+        (no_replicas, "CONFIG SET min-replicas-to-write 0"),
+        (no_disk, "CONFIG SET stop-writes-on-bgsave-error no"),
+    ],
+)
+def test_a_server_that_takes_no_writes(start_redis, tmp_path, refuse, remedy):
+    """Whatever its reason is; and nothing else is blamed for it."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    server = start_redis(aof="everysec", args=["--dir", str(folder)])
+    with DelayQueue.from_url(server.url) as queue:
+        queue.schedule(b"x", delay=600, id="a")
+    refuse(server)
+    code, found, view = look(server.url)
+    found.pop("loops")
+    found.pop("persistence", None)
+    assert (code, found) == (1, {"writes": [("writes", "problem")]})
+    assert remedy in json.dumps(view)
+    with DelayQueue.from_url(server.url, timeout=2) as queue, pytest.raises(RedisFault):
+        queue.schedule(b"x", delay=600)
+
+
+def test_what_redis_does_not_answer_is_a_problem(good):
+    """Only what this user may not ask is passed over."""
+    with DelayQueue.from_url(good.url) as queue:
+        keys = keys_of(queue)
+        good.client().delete(keys.loops)
+        good.client().set(keys.loops, "a string")
+        checks = {check.name: check for check in doctor.examine(queue)}
+    assert [finding.code for finding in checks["keys"].findings] == ["types"]
+    assert [finding.code for finding in checks["loops"].findings] == ["fault"]
+    assert "loops" in checks["loops"].findings[0].meaning
+
+
 def test_no_loop(start_redis):
     server = start_redis(aof="everysec")
     assert look(server.url)[:2] == (3, {"loops": [("loops", "warning")]})
@@ -176,6 +235,27 @@ def test_shards_that_were_not_named(good):
             queue.schedule(b"x", delay=60, id=f"{n}")
     _, found, _ = look(good.url, name="wide")
     assert found["shards"] == [("shards", "problem")]
+
+
+@pytest.mark.parametrize("orphaned", [1, 2])
+def test_records_without_an_entry_are_in_their_own_shard(good, orphaned):
+    """What the remedy says, typed, is the remedy."""
+    client = good.client()
+    with DelayQueue.from_url(good.url, name="torn", shards=3) as queue:
+        ids: dict[int, str] = {}
+        for n in range(20):
+            ids.setdefault(shard_of(b"%d" % n, 3), f"{n}")
+        some = [ids[2], ids[1]][:orphaned]
+        for id in some:
+            queue.schedule(b"x", delay=600, id=id)
+        for shard in range(3):
+            client.delete(keys_of(queue, shard).due)
+    view = json.loads(invoke("--url", good.url, "--name", "torn", "--shards", "3", "doctor", "--json").stdout)
+    [finding] = next(check["findings"] for check in view["checks"] if check["check"] == "records")
+    keys = re.findall(r"HDEL (\S+) ID, for each(?: of (\S+?))?(?:;|$)", finding["remedy"])
+    assert len(keys) == orphaned
+    for key, listed in keys:
+        assert client.hdel(key, listed or some[0]) == 1
 
 
 def test_entries_and_records_that_disagree(good):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -121,17 +121,20 @@ def examine(queue: DelayQueue, *, thorough: bool = False) -> Iterator[Check]:
         yield Check("connection", "", [_unreachable(error)])
         return
     yield Check("connection", "Redis answers")
-    yield from _server(queue)
-    yield _latency(queue)
-    yield from _rights(queue)
-    yield _scripts(queue)
-    types = _types(queue)
-    yield types
-    for check in (_shards, _loops):
-        yield _guarded(check, queue)
-    if not types.findings:
+    replica = False
+    for check in _guarded("server", lambda: _server(queue)):
+        replica = replica or any(finding.code == "replica" for finding in check.findings)
+        yield check
+    yield from _guarded("latency", lambda: [_latency(queue)])
+    yield from _guarded("rights", lambda: _rights(queue, replica))
+    yield from _guarded("scripts", lambda: [_scripts(queue)])
+    types = list(_guarded("keys", lambda: [_types(queue)]))
+    yield from types
+    yield from _guarded("shards", lambda: [_shards(queue)])
+    yield from _guarded("loops", lambda: [_loops(queue)])
+    if not any(check.findings for check in types):
         limit = 10**12 if thorough else _LOOKED_OVER
-        yield _guarded(lambda queue: _records(queue, limit), queue)
+        yield from _guarded("records", lambda: [_records(queue, limit)])
 
 
 class _NoRight(Exception):
@@ -158,15 +161,23 @@ def _asked_or_none(queue: DelayQueue, *words: str) -> Any:
         return None
 
 
-def _guarded(check: Callable[[DelayQueue], Check], queue: DelayQueue) -> Check:
-    """A check that needs rights which were found missing already is not asked again."""
-    from ..errors import RedisFault
+def _guarded(name: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """What cannot be looked at is a finding of its own, unless it is for want of rights, which are told of already."""
+    from redis.exceptions import RedisError
 
-    name = check.__name__.strip("_").replace("<lambda>", "records")
+    from ..checks import Finding
+    from ..errors import PermissionDenied, RedisFault
+
     try:
-        return check(queue)
-    except RedisFault as error:
-        return Check(name, f"could not look: {type(error).__name__}", asked=False)
+        yield from checks()
+    except PermissionDenied as error:
+        yield Check(name, f"could not look: {type(error).__name__}", asked=False)
+    except (RedisFault, RedisError, OSError) as error:
+        if _is_denial(error):
+            yield Check(name, "could not look: this user may not", asked=False)
+            return
+        meaning = f"could not look, Redis does not do what is asked: {' '.join(str(error).split())}"
+        yield Check(name, "", [Finding("fault", meaning, "Put that right first, then call doctor again")])
 
 
 def _unreachable(error: BaseException) -> Finding:
@@ -224,11 +235,15 @@ def _latency(queue: DelayQueue) -> Check:
     return Check("latency", said, [Finding("latency", f"{said}: every release is late by as much", remedy, "warning")])
 
 
-def _rights(queue: DelayQueue) -> Iterator[Check]:
+def _rights(queue: DelayQueue, replica: bool) -> Iterator[Check]:
     from ..checks import Finding
     from ..redis.rights import CHANNEL_ONLY, PRODUCER, RELEASER
 
-    denied = _denied(queue)
+    denied, refused = _tried(queue)
+    if replica:
+        yield Check("writes", "refused: see the role above", asked=False)
+    else:
+        yield Check("writes", "taken", [_no_writes(code, names) for code, names in refused.items()])
     user = _asked_or_none(queue, "ACL", "WHOAMI")
     name = user.decode() if isinstance(user, bytes) else str(user or "USER")
     for role, rights, gravity, without in (
@@ -262,11 +277,12 @@ def _rights(queue: DelayQueue) -> Iterator[Check]:
     yield Check("wake-ups", "", [Finding("wakes", meaning, remedy, "warning")])
 
 
-def _denied(queue: DelayQueue) -> set[str]:
-    """The commands that this user may not run, found out by trying."""
+def _tried(queue: DelayQueue) -> tuple[set[str], dict[str, list[str]]]:
+    """The commands that this user may not run, and those that the server takes of nobody now, by its reason."""
     from ..redis.rights import trials
 
     denied: set[str] = set()
+    refused: dict[str, list[str]] = {}
     pipe = queue.client.pipeline(transaction=False)
     tried = trials(queue._verbs.shards[0])
     for trial in tried:
@@ -274,6 +290,8 @@ def _denied(queue: DelayQueue) -> set[str]:
     for trial, reply in zip(tried, pipe.execute(raise_on_error=False), strict=True):
         if _is_denial(reply):
             denied.add(trial.name)
+        elif code := _refusal(reply):
+            refused.setdefault(code, []).append(trial.name)
     listener = queue.client.pubsub()
     try:
         listener.subscribe(queue._verbs.shards[0].wake)
@@ -284,13 +302,53 @@ def _denied(queue: DelayQueue) -> set[str]:
         denied.add("subscribe")
     finally:
         listener.close()
-    return denied
+    return denied, refused
 
 
 def _is_denial(reply: Any) -> bool:
     from redis.exceptions import NoPermissionError
 
     return isinstance(reply, NoPermissionError) or (isinstance(reply, Exception) and "NOPERM" in str(reply))
+
+
+_REFUSALS: Final = {
+    "OOM": (
+        "Redis has reached maxmemory",
+        "Give it more (INFO memory says what it uses): CONFIG SET maxmemory BYTES; or let other data go",
+    ),
+    "MISCONF": (
+        "Redis could not save its data to its disk",
+        "See its log and CONFIG GET dir; free space or give it its folder back, then BGSAVE. "
+        "Until then, if snapshots are what fails: CONFIG SET stop-writes-on-bgsave-error no",
+    ),
+    "NOREPLICAS": (
+        "Redis has fewer replicas than min-replicas-to-write asks for",
+        "Bring them back (INFO replication lists those there are), or CONFIG SET min-replicas-to-write 0",
+    ),
+    "READONLY": ("this server is a read-only replica", "Connect to the primary"),
+}
+"""How a server's refusal of all writes begins: what it means, what to type."""
+
+
+def _refusal(reply: Any) -> str | None:
+    from redis.exceptions import OutOfMemoryError, ReadOnlyError
+
+    if not isinstance(reply, Exception):
+        return None
+    # Of these redis-py cuts off how they begin.
+    for kind, code in ((OutOfMemoryError, "OOM"), (ReadOnlyError, "READONLY")):
+        if isinstance(reply, kind):
+            return code
+    return next((code for code in _REFUSALS if str(reply).startswith(code)), None)
+
+
+def _no_writes(code: str, names: Sequence[str]) -> Finding:
+    from ..checks import Finding
+
+    why, remedy = _REFUSALS[code]
+    some = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+    meaning = f"{why} and takes no writes ({some}): nothing can be scheduled, and what is due is not released"
+    return Finding("writes", meaning, remedy)
 
 
 def _scripts(queue: DelayQueue) -> Check:
@@ -309,6 +367,8 @@ def _scripts(queue: DelayQueue) -> Check:
     except RedisError as error:
         if _is_denial(error):
             return Check("scripts", "this user may not run any: see the rights above", asked=False)
+        if _refusal(error):
+            return Check("scripts", "refused: see the writes above", asked=False)
         told = " ".join(str(error).split())
         return Check("scripts", "", [Finding("scripts", f"Redis does not take our scripts: {told}", remedy)])
     return Check("scripts", f"{len(names())} load")
@@ -320,11 +380,7 @@ def _types(queue: DelayQueue) -> Check:
 
     wrong: list[str] = []
     for keys in queue._verbs.shards:
-        try:
-            found = queue._run(_one(commands.types(keys)))
-        except Exception as error:
-            return Check("keys", f"could not look: {type(error).__name__}", asked=False)
-        wrong += commands.list_wrong_types(keys, found)
+        wrong += commands.list_wrong_types(keys, queue._run(_one(commands.types(keys))))
     if not wrong:
         return Check("keys", "of the right types")
     remedy = "Give this queue another --name, or move the other program's keys away: RENAME KEY OTHER"
@@ -393,6 +449,20 @@ def _records(queue: DelayQueue, limit: int) -> Check:
     if unseen:
         some = ", ".join(unseen[:3]) + (", …" if len(unseen) > 3 else "")
         meaning = f"{len(unseen):,} records have no entry ({some}): they take memory and are never released"
-        key = queue._verbs.shards[0].entries.decode()
-        findings.append(Finding("unseen", meaning, f"HDEL {key} ID, for each", "warning"))
+        findings.append(Finding("unseen", meaning, _delete(queue, unseen), "warning"))
     return Check("records", f"{found.looked_at:,} entries agree with their records", findings)
+
+
+def _delete(queue: DelayQueue, ids: Sequence[str]) -> str:
+    """What to type: a record is in the hash of its id's shard."""
+    from ..redis.keys import shard_of
+
+    shards = queue._verbs.shards
+    by_key: dict[str, list[str]] = {}
+    for id in ids:
+        keys = shards[shard_of(id.encode(errors="replace"), len(shards))]
+        by_key.setdefault(keys.entries.decode(), []).append(id)
+    if len(by_key) == 1:
+        return f"HDEL {next(iter(by_key))} ID, for each"
+    of = {key: f"{', '.join(some[:3])}{', …' if len(some) > 3 else ''}" for key, some in sorted(by_key.items())}
+    return "; ".join(f"HDEL {key} ID, for each of {some}" for key, some in of.items())
