@@ -47,6 +47,34 @@ def test_every_query_names_metrics_that_are_exported(queries):
         assert balanced(query), query
 
 
+@pytest.mark.parametrize(
+    "queries",
+    [
+        queries_of_dashboard(),
+        [rule["expr"] for rule in rules()],
+        [line for line in REFERENCE.read_text().splitlines() if " by (" in line],
+    ],
+    ids=["dashboard", "alerts", "reference"],
+)
+def test_queues_of_one_name_on_two_servers_are_not_merged(queries):
+    """What is merged is what several processes say of one queue; each server's are scraped under a job of its own."""
+    assert queries
+    for query in queries:
+        for labels in re.findall(r"\bmax by \(([^)]*)\)", query):
+            assert labels.split(", ")[:2] == ["job", "queue"], query
+        assert re.search(r"\bby \(job, queue", query), query
+        if "$queue" in query:
+            assert query.count('job=~"$job"') == query.count('queue=~"$queue"'), query
+
+
+def test_somebody_is_woken_when_nobody_serves_metrics():
+    """Every other rule is silent when the series are gone."""
+    (rule,) = (rule for rule in rules() if " unless " in rule["expr"])
+    before, now = rule["expr"].split(" unless ")
+    assert before.replace("max_over_time(delayadapters_up[1d])", "delayadapters_up") == now
+    assert rule["labels"]["severity"] == "critical"
+
+
 def test_the_dashboard_shows_every_metric():
     """Of a histogram, one of its series will do."""
     shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in NAME.findall(" ".join(queries_of_dashboard()))}
@@ -94,8 +122,7 @@ def test_the_alerts_are_rules_of_prometheus():
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert {"summary", "description"} <= rule["annotations"].keys()
         assert re.fullmatch(r"\d+[smh]", rule.get("for", "1m"))
-        assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= {"queue"}, "the expr keeps no other"
-        assert "by (queue" in rule["expr"]
+        assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= {"job", "queue"}, "it keeps no other"
     text = " ".join(rule["expr"] for rule in rules())
     for alarm in ("oldest_overdue_seconds", "died_total", "loops_alive", "up)", "requeued_total"):
         assert f"delayadapters_{alarm}" in text
@@ -110,7 +137,7 @@ def files_of(service: dict) -> list[str]:
 
 def test_the_services_are_there_and_what_they_need_is_too():
     services = COMPOSE["services"]
-    assert set(services) == {"redis", "worker", "run", "prometheus", "grafana"}
+    assert set(services) == {"redis", "worker", "run", "metrics", "prometheus", "grafana"}
     for name, service in services.items():
         assert ("image" in service) != ("build" in service), name
         assert set(service.get("depends_on", ())) <= set(services)
@@ -133,16 +160,20 @@ def test_the_redis_of_the_compose_file_keeps_its_jobs():
     assert "redis-data:/data" in COMPOSE["services"]["redis"]["volumes"]
 
 
-def test_prometheus_asks_where_the_run_process_answers():
+def test_prometheus_asks_where_they_answer():
     run = COMPOSE["services"]["run"]
     words = run["command"]
     port = words[words.index("--metrics-port") + 1]
     assert words[words.index("--metrics-host") + 1] == "0.0.0.0", "another container asks"
     assert f":{port}/readyz" in " ".join(run["healthcheck"]["test"])
+    apart = COMPOSE["services"]["metrics"]["command"]
+    assert apart[apart.index("--host") + 1] == "0.0.0.0", "another container asks"
+    assert apart[apart.index("--port") + 1] == port
+    assert set(COMPOSE["services"]["metrics"]["environment"]) == {"DELAYADAPTERS_URL", "DELAYADAPTERS_NAME"}
     mounted = dict(volume.split(":")[:2] for volume in COMPOSE["services"]["prometheus"]["volumes"])
     config = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
-    assert job["static_configs"] == [{"targets": [f"run:{port}"]}]
+    assert job["static_configs"] == [{"targets": [f"run:{port}", f"metrics:{port}"]}], "one job: the same queue"
     assert mounted["./deploy/prometheus.yml"] == "/etc/prometheus/prometheus.yml"
     assert config["rule_files"] == [mounted["./docs/monitoring/prometheus-alerts.yml"]]
 
