@@ -26,6 +26,8 @@ from delayadapters.cli.paper import Sheet
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
+NAME = "delayadapters:celery:redis:0"
+"""What a Celery app on database 0 calls its queue."""
 
 
 class Broker:
@@ -63,7 +65,7 @@ def draw(name: str, command: str, sheet: Sheet) -> None:
 @contextmanager
 def loops(url: str, *names: str) -> Iterator[None]:
     """Release loops of these names, at work."""
-    running = [Releaser(DelayQueue.from_url(url, name="celery:0"), Broker(), name=name) for name in names]
+    running = [Releaser(DelayQueue.from_url(url, name=NAME), Broker(), name=name) for name in names]
     for releaser in running:
         releaser.start()
     try:
@@ -77,7 +79,7 @@ def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     with server() as port:
         url = f"redis://127.0.0.1:{port}/0"
-        with DelayQueue.from_url(url, name="celery:0") as queue, loops(url, "web-1:celery", "web-2:celery"):
+        with DelayQueue.from_url(url, name=NAME) as queue, loops(url, "web-1:celery", "web-2:celery"):
             fill(queue)
             queue.schedule_many(NewJob(b"x", delay=random.random()) for _ in range(2_000))
             deadline = time.monotonic() + 60
@@ -88,9 +90,9 @@ def main() -> None:
             queue.schedule_many(NewJob(b"x", delay=1.5 + 3_000 * random.random()) for _ in range(180))
             time.sleep(1)
             after = looking.take_picture(queue)
-            draw("status", "delayadapters status", looking.status_sheet(after))
+            draw("status", "celery -A shop delay status", looking.status_sheet(after))
             draw("top", "delayadapters top", live.top_sheet(after, live.Rates.between(before, after)))
-        with DelayQueue.from_url(url, name="celery:0") as queue:
+        with DelayQueue.from_url(url, name=NAME) as queue:
             queue.client.config_set("maxmemory-policy", "allkeys-lru")
             draw("doctor", "delayadapters doctor", doctor.doctor_sheet(queue.name, list(doctor.examine(queue))))
 

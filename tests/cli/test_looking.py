@@ -200,14 +200,14 @@ def test_show_of_a_dead_and_of_a_missing_one(queue, run, read):
 
 
 def test_queues_finds_names_and_shards(redis_server, make_queue, redis_client):
-    for name, shards, jobs in (("celery:0", 1, 2), ("shop:arq", 2, 12)):
+    for name, shards, jobs in (("delayadapters:celery:redis:0", 1, 2), ("shop:arq", 2, 12)):
         make_queue(name=name, shards=shards).schedule_many(NewJob(b"", delay=60) for _ in range(jobs))
     redis_client.set("{other:0}:thing", 1)
     redis_client.set("due", 1)
     found = invoke("--url", redis_server.url, "queues", "--json")
     redis_client.delete("{other:0}:thing", "due")
     rows = {view["name"]: (view["shards"], view["waiting"]) for view in json.loads(found.stdout)}
-    assert rows == {"celery:0": (1, 2), "shop:arq": (2, 12)}
+    assert rows == {"delayadapters:celery:redis:0": (1, 2), "shop:arq": (2, 12)}
     assert "shop:arq" in invoke("--url", redis_server.url, "queues").stdout
 
 

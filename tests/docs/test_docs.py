@@ -117,9 +117,24 @@ def test_yaml_blocks_are_what_they_seem(code: str) -> None:
                 spec = document["spec"]
                 labels = spec["template"]["metadata"]["labels"]
                 assert spec["selector"]["matchLabels"].items() <= labels.items(), "it would select none of its own pods"
-                assert all({"name", "image"} <= one.keys() for one in spec["template"]["spec"]["containers"])
+                for container in spec["template"]["spec"]["containers"]:
+                    assert {"name", "image"} <= container.keys()
+                    check_probes(container)
         else:
             assert isinstance(document, dict), "no mapping"
+
+
+def check_probes(container: dict) -> None:
+    """kubelet asks at the pod's own address, where nobody hears who listens on 127.0.0.1, the default."""
+    probes = [probe["httpGet"] for name, probe in container.items() if name.endswith("Probe")]
+    words = container.get("command", [])
+    if not probes and "--metrics-port" not in words:
+        return
+    assert words[words.index("--metrics-host") + 1] == "0.0.0.0"
+    port = int(words[words.index("--metrics-port") + 1])
+    named = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert {named.get(probe["port"], probe["port"]) for probe in probes} == {port}
+    assert {probe["path"] for probe in probes} <= {"/healthz", "/readyz"}
 
 
 @pytest.mark.parametrize("code", blocks_of("ini"))
@@ -151,6 +166,22 @@ def test_make_targets_in_the_docs_exist() -> None:
     for target in wanted:
         made = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
         assert made.returncode == 0, f"make {target}: {made.stderr}"
+
+
+if importlib.util.find_spec("celery"):
+
+    def test_names_of_queues_are_those_that_an_app_has() -> None:
+        """In the docs, in pictures, and in the compose file: of an app whose broker is Redis' database 0."""
+        from celery import Celery
+
+        from delayadapters.celery.settings import default_name
+
+        name = default_name(Celery("shop", broker="redis://localhost:6379/0", set_as_current=False))
+        pictures = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
+        texts = [page.read_text("utf-8") for page in (*PAGES, *pictures, ROOT / "docker-compose.yml")]
+        found = [word for text in texts for word in re.findall(r"[\w:]*\bcelery:[\w:]*\d\b", text)]
+        assert len(found) > 5
+        assert set(found) == {name}
 
 
 def test_links_inside_the_repository_lead_somewhere() -> None:
