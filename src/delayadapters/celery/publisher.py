@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ logger = get_logger(__name__)
 CONFIRM_TIMEOUT: Final = 10.0
 """Seconds a broker may take to confirm or answer; then it counts as down and the message is given back."""
 CONNECT_TIMEOUT: Final = 4.0
+PROBE_TIMEOUT: Final = 5.0
+"""Seconds RabbitMQ may take to confirm the first message on a new connection, which says nothing and goes nowhere."""
 
 _ENTITY_CACHE: Final = 1_000
 # Error replies that speak of the Redis server, not of the message (redis-py has classes for some of them only).
@@ -39,7 +42,9 @@ class CeleryPublisher:
     """Publishes stored Celery messages to the app's broker. Use from one thread at a time.
 
     On RabbitMQ every message is confirmed, and one for a queue is ``mandatory``: the queue is declared first, so a
-    return means that somebody has deleted it meanwhile. Elsewhere a message counts as published when kombu's publish
+    return means that somebody has deleted it meanwhile. A new connection carries tasks once it has confirmed a probe:
+    under a memory or disk alarm RabbitMQ connects and declares, stops reading at the first publish, and reads it when
+    the alarm ends, though we may have given that connection up long before. Elsewhere a message counts as published when kombu's publish
     has returned (Redis: the LPUSH is answered).
     """
 
@@ -156,6 +161,7 @@ class _Link:
                     max_retries=1, interval_start=0, interval_step=0, reraise_as_library_errors=False
                 )
                 self.open_channel()
+                self._probe()
             except Exception:
                 if left == 1:
                     self.close()
@@ -169,6 +175,29 @@ class _Link:
         self.producer = self._app.amqp.Producer(
             channel, auto_declare=False, on_return=self._on_return if self.amqp else None
         )
+
+    def _probe(self) -> None:
+        """Raises TimeoutError when RabbitMQ reads no publishes. What it drops now, it drops when it reads it later."""
+        if not self.amqp:
+            return
+        try:
+            self.producer.publish(
+                b"",
+                content_type="application/octet-stream",
+                content_encoding="binary",
+                exchange="",
+                routing_key=f"delayadapters.probe.{uuid.uuid4().hex}",
+                delivery_mode=1,
+                confirm_timeout=PROBE_TIMEOUT,
+            )
+        except self.channel_errors:  # no permission for the default exchange: an answer, too
+            self.open_channel()
+        except Exception as error:
+            if not _timed_out(error):
+                raise
+            raise TimeoutError(
+                "the broker accepts connections and reads no messages (RabbitMQ: a memory or disk alarm)"
+            ) from error
 
     def alive(self) -> bool:
         """False once the connection is known to be closed (py-amqp then raises AttributeErrors and the like)."""
