@@ -42,10 +42,12 @@ class CeleryPublisher:
     """Publishes stored Celery messages to the app's broker. Use from one thread at a time.
 
     On RabbitMQ every message is confirmed, and one for a queue is ``mandatory``: the queue is declared first, so a
-    return means that somebody has deleted it meanwhile. A new connection carries tasks once it has confirmed a probe:
-    under a memory or disk alarm RabbitMQ connects and declares, stops reading at the first publish, and reads it when
-    the alarm ends, though we may have given that connection up long before. Elsewhere a message counts as published when kombu's publish
+    return means that somebody has deleted it meanwhile. Elsewhere a message counts as published when kombu's publish
     has returned (Redis: the LPUSH is answered).
+
+    A new connection to RabbitMQ carries tasks once it has confirmed a probe. Under a memory or disk alarm RabbitMQ
+    connects and declares, stops reading at the first publish, and reads it when the alarm ends, though we may have
+    given that connection up long before: a task would arrive once for every attempt.
     """
 
     def __init__(self, app: Celery) -> None:
