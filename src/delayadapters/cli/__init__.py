@@ -89,6 +89,13 @@ _EPILOG = """Exit status: 0 when everything asked for was done, 1 when something
     help="As many as its users say.",
 )
 @click.option(
+    "--cluster",
+    envvar="DELAYADAPTERS_CLUSTER",
+    show_envvar=True,
+    is_flag=True,
+    help="The Redis is a Redis Cluster; --url names any of its nodes.",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(0.1, 600),
     default=10.0,
@@ -97,14 +104,14 @@ _EPILOG = """Exit status: 0 when everything asked for was done, 1 when something
 )
 @click.version_option(package_name="delayadapters")
 @click.pass_context
-def main(ctx: click.Context, url: str | None, name: str, shards: int, timeout: float) -> None:
+def main(ctx: click.Context, url: str | None, name: str, shards: int, cluster: bool, timeout: float) -> None:
     """Delayed jobs that wait in Redis: see them, steer them, move them, and check the setup.
 
-    Times are shown in UTC. Every verb takes --json.
+    Times are shown in UTC. Every verb takes --json, but for those that serve: metrics and arq.
     """
     from .desk import sit_down
     from .own import OwnQueue
 
-    own = OwnQueue(url, name, shards, timeout)
+    own = OwnQueue(url, name, shards, timeout, cluster)
     ctx.obj = own
     sit_down(ctx, own.desk())

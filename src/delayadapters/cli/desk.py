@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 __all__ = [
     "EX_UNAVAILABLE",
     "INTERRUPTED",
+    "OTHER_NODE",
     "DelayRedisAway",
     "Desk",
     "Moment",
     "desk_of",
     "errors_told",
     "interruptible",
+    "is_redirection",
     "json_option",
     "open_queue",
     "sit_down",
@@ -100,8 +102,22 @@ def errors_told() -> Iterator[None]:
     try:
         yield
     except (DelayError, ValueError, TypeError) as error:
-        told = " ".join(str(error).split())
+        told = OTHER_NODE if is_redirection(error.__cause__) else " ".join(str(error).split())
         raise (DelayRedisAway if isinstance(error, RedisFault) else click.ClickException)(told) from error
+
+
+OTHER_NODE: Final = (
+    "this server is one node of a Redis Cluster, and others have keys that are asked for: "
+    "give delayadapters --cluster or set DELAYADAPTERS_CLUSTER=1"
+)
+
+
+def is_redirection(error: BaseException | None) -> bool:
+    """Whether a cluster's node has named another one, which a client without ``--cluster`` does not ask."""
+    from redis.exceptions import AskError
+
+    # MOVED is one, too; redis-py 5 leaves both to the client of a cluster and gives us the text.
+    return isinstance(error, AskError) or re.search(r"(^|: )(MOVED|ASK) \d+ \S+:\d+$", str(error)) is not None
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4

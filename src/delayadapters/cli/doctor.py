@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .desk import EX_UNAVAILABLE, json_option
+from .desk import EX_UNAVAILABLE, is_redirection, json_option
 from .own import own_queue
 from .paper import Sheet, duration, print_json
 
 if TYPE_CHECKING:
     from ..checks import Finding
+    from ..redis.keys import ShardKeys
     from ..redis.sync import DelayQueue
 
 __all__ = ["Check", "doctor", "examine"]
@@ -49,16 +50,20 @@ def doctor(ctx: click.Context, thorough: bool, as_json: bool) -> None:
     Exit status: 0 nothing found, 1 problems (jobs can be lost, or are not released), 3 warnings only, 69 Redis cannot
     be reached.
     """
+    from ..errors import RedisFault
+
     own = own_queue(ctx)
     checks: list[Check] = []
-    with own.connect() as queue:
-        for check in examine(queue, thorough=thorough):
-            checks.append(check)
+    try:
+        with own.connect() as queue:
+            checks += examine(queue, thorough=thorough)
+    except RedisFault as error:  # of a cluster: its client asks the nodes for their slots when it is made
+        checks.append(Check("connection", "", [_unreachable(error.__cause__ or error)]))
     found = [finding for check in checks for finding in check.findings]
     if as_json:
         print_json({"checks": [_view(check) for check in checks], "exit": _status(found)})
     else:
-        doctor_sheet(queue.name, checks).print()
+        doctor_sheet(own.name, checks).print()
     ctx.exit(_status(found))
 
 
@@ -110,17 +115,21 @@ def doctor_sheet(name: str, checks: Sequence[Check]) -> Sheet:
 
 
 def examine(queue: DelayQueue, *, thorough: bool = False) -> Iterator[Check]:
-    """Every check, one after the other; an unreachable Redis is the only one."""
-    from redis.exceptions import RedisError
+    """Every check, one after the other; an unreachable Redis is the only one, and so is a part of a cluster."""
+    from redis.exceptions import RedisClusterException, RedisError
 
     try:
         _ask(queue, "TIME")
+        part = _part_of_cluster(queue)
     except _NoRight:
-        pass
-    except (RedisError, OSError) as error:
+        part = None
+    except (RedisClusterException, RedisError, OSError) as error:
         yield Check("connection", "", [_unreachable(error)])
         return
     yield Check("connection", "Redis answers")
+    if part is not None:
+        yield Check("cluster", "", [part])
+        return
     replica = False
     for check in _guarded("server", lambda: _server(queue)):
         replica = replica or any(finding.code == "replica" for finding in check.findings)
@@ -137,15 +146,47 @@ def examine(queue: DelayQueue, *, thorough: bool = False) -> Iterator[Check]:
         yield from _guarded("records", lambda: [_records(queue, limit)])
 
 
+def _part_of_cluster(queue: DelayQueue) -> Finding | None:
+    from redis.exceptions import ResponseError
+
+    from ..checks import Finding
+
+    for keys in queue._verbs.shards:
+        try:
+            queue.client.execute_command("TYPE", keys.due)
+        except ResponseError as error:
+            if is_redirection(error):
+                meaning = "this server is one node of a Redis Cluster: what is on the others is not seen from here"
+                return Finding("cluster", meaning, "Give --cluster, or set DELAYADAPTERS_CLUSTER=1")
+    return None
+
+
+def _servers(queue: DelayQueue) -> list[tuple[str, ShardKeys, dict[str, Any]]]:
+    """How each server that holds shards is called, the first of these, and how to ask just that server.
+
+    Of what is no cluster: the one server, without a name.
+    """
+    from ..redis.connect import is_cluster
+
+    shards = queue._verbs.shards
+    if not is_cluster(queue.client):
+        return [("", shards[0], {})]
+    found: dict[str, tuple[str, ShardKeys, dict[str, Any]]] = {}
+    for keys in shards:
+        node = queue.client.get_node_from_key(keys.due)
+        found.setdefault(node.name, (f"node {node.name}: ", keys, {"target_nodes": node}))
+    return list(found.values())
+
+
 class _NoRight(Exception):
     """The user may not ask this."""
 
 
-def _ask(queue: DelayQueue, *words: str | bytes | int) -> Any:
+def _ask(queue: DelayQueue, *words: str | bytes | int, **of: Any) -> Any:
     from redis.exceptions import NoPermissionError, ResponseError
 
     try:
-        return queue.client.execute_command(*words)
+        return queue.client.execute_command(*words, **of)
     except NoPermissionError as error:
         raise _NoRight from error
     except ResponseError as error:
@@ -154,16 +195,16 @@ def _ask(queue: DelayQueue, *words: str | bytes | int) -> Any:
         raise
 
 
-def _asked_or_none(queue: DelayQueue, *words: str) -> Any:
+def _asked_or_none(queue: DelayQueue, *words: str, **of: Any) -> Any:
     try:
-        return _ask(queue, *words)
+        return _ask(queue, *words, **of)
     except _NoRight:
         return None
 
 
 def _guarded(name: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
     """What cannot be looked at is a finding of its own, unless it is for want of rights, which are told of already."""
-    from redis.exceptions import RedisError
+    from redis.exceptions import RedisClusterException, RedisError
 
     from ..checks import Finding
     from ..errors import PermissionDenied, RedisFault
@@ -172,7 +213,7 @@ def _guarded(name: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check
         yield from checks()
     except PermissionDenied as error:
         yield Check(name, f"could not look: {type(error).__name__}", asked=False)
-    except (RedisFault, RedisError, OSError) as error:
+    except (RedisFault, RedisClusterException, RedisError, OSError) as error:
         if _is_denial(error):
             yield Check(name, "could not look: this user may not", asked=False)
             return
@@ -196,10 +237,13 @@ def _unreachable(error: BaseException) -> Finding:
 def _server(queue: DelayQueue) -> Iterator[Check]:
     from ..checks import QUESTIONS, look
 
-    before = time.time()
-    replies = [_asked_or_none(queue, *question) for question in QUESTIONS]
-    # The reply is as old as the half of what the questions took.
-    found = look((replies[0], replies[1], replies[2]), (before + time.time()) / 2)
+    found: list[Finding] = []
+    for server, _, of in _servers(queue):
+        before = time.time()
+        replies = [_asked_or_none(queue, *question, **of) for question in QUESTIONS]
+        # The reply is as old as the half of what the questions took.
+        some = look((replies[0], replies[1], replies[2]), (before + time.time()) / 2)
+        found += [replace(finding, meaning=server + finding.meaning) for finding in some]
     info, _, clock = replies
     said = {
         "version": f"Redis {info.get('redis_version')}" if info else "",
@@ -243,7 +287,7 @@ def _rights(queue: DelayQueue, replica: bool) -> Iterator[Check]:
     if replica:
         yield Check("writes", "refused: see the role above", asked=False)
     else:
-        yield Check("writes", "taken", [_no_writes(code, names) for code, names in refused.items()])
+        yield Check("writes", "taken", [_no_writes(*where, names) for where, names in refused.items()])
     user = _asked_or_none(queue, "ACL", "WHOAMI")
     name = user.decode() if isinstance(user, bytes) else str(user or "USER")
     for role, rights, gravity, without in (
@@ -277,21 +321,22 @@ def _rights(queue: DelayQueue, replica: bool) -> Iterator[Check]:
     yield Check("wake-ups", "", [Finding("wakes", meaning, remedy, "warning")])
 
 
-def _tried(queue: DelayQueue) -> tuple[set[str], dict[str, list[str]]]:
-    """The commands that this user may not run, and those that the server takes of nobody now, by its reason."""
+def _tried(queue: DelayQueue) -> tuple[set[str], dict[tuple[str, str], list[str]]]:
+    """The commands that this user may not run, and those that a server takes of nobody now, by server and reason."""
     from ..redis.rights import trials
 
     denied: set[str] = set()
-    refused: dict[str, list[str]] = {}
-    pipe = queue.client.pipeline(transaction=False)
-    tried = trials(queue._verbs.shards[0])
-    for trial in tried:
-        pipe.execute_command(*trial.words)
-    for trial, reply in zip(tried, pipe.execute(raise_on_error=False), strict=True):
-        if _is_denial(reply):
-            denied.add(trial.name)
-        elif code := _refusal(reply):
-            refused.setdefault(code, []).append(trial.name)
+    refused: dict[tuple[str, str], list[str]] = {}
+    for server, keys, _ in _servers(queue):
+        pipe = queue.client.pipeline(transaction=False)
+        tried = trials(keys)
+        for trial in tried:
+            pipe.execute_command(*trial.words)
+        for trial, reply in zip(tried, pipe.execute(raise_on_error=False), strict=True):
+            if _is_denial(reply):
+                denied.add(trial.name)
+            elif code := _refusal(reply):
+                refused.setdefault((server, code), []).append(trial.name)
     listener = queue.client.pubsub()
     try:
         listener.subscribe(queue._verbs.shards[0].wake)
@@ -342,12 +387,12 @@ def _refusal(reply: Any) -> str | None:
     return next((code for code in _REFUSALS if str(reply).startswith(code)), None)
 
 
-def _no_writes(code: str, names: Sequence[str]) -> Finding:
+def _no_writes(server: str, code: str, names: Sequence[str]) -> Finding:
     from ..checks import Finding
 
     why, remedy = _REFUSALS[code]
     some = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
-    meaning = f"{why} and takes no writes ({some}): nothing can be scheduled, and what is due is not released"
+    meaning = f"{server}{why} and takes no writes ({some}): nothing can be scheduled, and what is due is not released"
     return Finding("writes", meaning, remedy)
 
 

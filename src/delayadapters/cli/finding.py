@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .desk import errors_told, json_option
+from .desk import OTHER_NODE, DelayRedisAway, errors_told, json_option
 from .own import own_queue
 from .paper import Sheet, cut, print_json, table
 
@@ -24,6 +24,8 @@ def queues(ctx: click.Context, as_json: bool) -> None:
     own = own_queue(ctx)
     views: list[dict[str, Any]] = []
     with errors_told(), own.connect() as anyone:
+        if not own.cluster and _is_node(anyone.client):
+            raise DelayRedisAway(OTHER_NODE)
         found = find_queues(anyone.client)
         for name, shards in sorted(found.items()):
             with own.connect(name, shards) as queue:
@@ -55,13 +57,23 @@ def queues(ctx: click.Context, as_json: bool) -> None:
     sheet.print()
 
 
+def _is_node(client: Any) -> bool:
+    """Whether the server is a cluster's, where SCAN finds what is on this node. False: or we may not ask."""
+    from redis.exceptions import RedisError
+
+    try:
+        return bool(client.info("cluster").get("cluster_enabled"))
+    except RedisError:
+        return False  # SCAN will say what is wrong
+
+
 def find_queues(client: Any) -> dict[str, int]:
     """Name → number of shards, as far as their keys tell.
 
     Raises:
         RedisFault: SCAN is not allowed, or Redis does not answer.
     """
-    from redis.exceptions import RedisError
+    from redis.exceptions import RedisClusterException, RedisError
 
     from ..redis.faults import translate
 
@@ -72,6 +84,6 @@ def find_queues(client: Any) -> dict[str, int]:
             if parts:
                 name = parts[1].decode("utf-8", "replace")
                 found[name] = max(found.get(name, 0), int(parts[2]) + 1)
-    except (RedisError, OSError) as error:
+    except (RedisClusterException, RedisError, OSError) as error:
         raise translate(error, "scan", [], maybe_done=False) from error
     return found

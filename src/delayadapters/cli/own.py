@@ -33,19 +33,24 @@ class OwnQueue:
     name: str
     shards: int
     timeout: float
+    cluster: bool = False
 
     def desk(self) -> Desk:
         return Desk(self.open, said=_SAID, details=_details)
 
     def connect(self, name: str | None = None, shards: int | None = None) -> DelayQueue:
+        """The queue, or another one there.
+
+        Raises:
+            RedisFault: no node of the cluster can be reached. (Without a cluster that shows at the first request.)
+        """
         from ..redis.sync import DelayQueue
 
         if not self.url:
             raise click.UsageError("no Redis: give delayadapters --url redis://host:6379/0 or set DELAYADAPTERS_URL")
+        make = _cluster_queue if self.cluster else DelayQueue.from_url
         try:
-            return DelayQueue.from_url(
-                self.url, name=name or self.name, shards=shards or self.shards, timeout=self.timeout
-            )
+            return make(self.url, name=name or self.name, shards=shards or self.shards, timeout=self.timeout)
         except (ValueError, TypeError) as error:
             raise click.UsageError(f"--url, --name: {error}") from error
 
@@ -53,6 +58,30 @@ class OwnQueue:
     def open(self, ctx: click.Context) -> Iterator[DelayQueue]:
         with self.connect() as queue:
             yield queue
+
+
+def _cluster_queue(url: str, *, name: str, shards: int, timeout: float) -> DelayQueue:
+    """``DelayQueue.from_url``, but on a Redis Cluster; ``url`` names any of its nodes."""
+    from redis.cluster import RedisCluster
+    from redis.exceptions import RedisClusterException, RedisError
+
+    from ..redis.connect import client_options, try_seconds
+    from ..redis.faults import translate
+    from ..redis.sync import DelayQueue
+
+    try:
+        client = RedisCluster.from_url(url, **client_options(timeout, {}))
+    except (RedisClusterException, RedisError, OSError) as error:
+        told = str(error)
+        if isinstance(error, RedisClusterException):
+            if "mode is not enabled" in told or "support disabled" in told:
+                raise click.UsageError("--cluster: this server is not part of a Redis Cluster") from error
+            if "cannot be connected" not in told:  # of the URL: a database, a Unix socket
+                raise click.UsageError(f"--cluster: {told}") from error
+        raise translate(error, "connect", [], maybe_done=False) from error
+    queue = DelayQueue(client, name=name, shards=shards)
+    queue._owned, queue._bound, queue._try = True, timeout, try_seconds(timeout)
+    return queue
 
 
 def own_queue(ctx: click.Context) -> OwnQueue:

@@ -8,7 +8,8 @@ from types import FrameType
 
 import click
 
-from ..cli.desk import open_queue
+from ..cli.desk import is_redirection, open_queue
+from ..errors import RedisFault
 
 __all__ = ["metrics"]
 
@@ -24,7 +25,7 @@ def metrics(ctx: click.Context, port: int, host: str) -> None:
 
     Everything is read from Redis when asked for, so this may run anywhere, beside or in place of workers that serve
     metrics themselves. Give the group's --timeout fewer seconds than Prometheus gives a scrape. SIGTERM or Ctrl-C ends
-    it.
+    it. There is no --json: /metrics is for programs.
     """
     try:
         from .serving import MetricsServer
@@ -48,6 +49,13 @@ def metrics(ctx: click.Context, port: int, host: str) -> None:
             server.stop()
             raise click.ClickException(f"cannot listen on {host}:{port}: another process does")
         click.echo(f"metrics of queue {queue.name!r} on http://{host}:{server.port}/metrics", err=True)
+        try:
+            queue.stats()
+        except RedisFault as error:
+            # Redis may come back; a node of a cluster will never have what is on the others.
+            if is_redirection(error.__cause__):
+                server.stop()
+                raise
         while not ended.wait(0.5):  # short, so that signal handlers get their turn
             pass
         server.stop()
