@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from celery import Celery
@@ -36,6 +36,25 @@ _SERVER_REPLIES: Final = (
 _SERVER_ERRORS: Final = frozenset(
     {"OutOfMemoryError", "ReadOnlyError", "BusyLoadingError", "MasterDownError", "ClusterDownError"}
 )
+# The other transports' errors are known by name and number: their libraries may not be installed.
+_CONNECTING_TELLS: Final = ("amqp", "redis")
+"""Drivers that speak to the broker when they connect. Others may first do so when they publish."""
+_SERVICE_ERRORS: Final = frozenset(
+    {
+        "ServiceRequestError", "ServiceResponseError", "ClientAuthenticationError", "OperationTimeoutError",
+        "ServiceBusConnectionError", "ServiceBusCommunicationError", "ServiceBusServerBusyError",
+    }
+)  # fmt: skip
+"""Azure's: kombu's transports for it list none of them."""
+_SERVICE_CODES: Final = (
+    "expiredtoken",
+    "requestexpired",
+    "invalidclienttokenid",
+    "unrecognizedclient",
+    "invalidsecurity",
+)
+_MESSAGE_ERRORS: Final = frozenset({"ParamValidationError", "ValidationError"})
+"""botocore's BotoCoreErrors that speak of the message, where all others are the connection's or the credentials'."""
 
 
 class CeleryPublisher:
@@ -57,20 +76,32 @@ class CeleryPublisher:
 
     def publish(self, claims: Batch) -> Published:
         failed: dict[bytes, str] = {}
+        denied: dict[bytes, str] = {}
+        unpublished: tuple[bytes, ...] = ()
+        broker_down: str | None = None
+        sent = False
         for index, claim in enumerate(claims):
             try:
                 claims.ensure_held()
-            except LeaseLost:
-                return Published(failed, [left.entry for left in claims[index:]])
-            try:
                 self._publish_one(claim)
+                sent = True
                 announce(task_released, claim.id, from_micros(claim.due), claim.meta)
-            except _BrokerDown as down:
-                self.close()
-                return Published(failed, [left.entry for left in claims[index:]], str(down))
+            except (LeaseLost, _BrokerDown) as stop:
+                unpublished = tuple(left.entry for left in claims[index:])
+                if isinstance(stop, _BrokerDown):
+                    self.close()
+                    broker_down = str(stop)
+                break
+            except _Denied as error:
+                denied[claim.entry] = str(error)
             except Exception as error:
                 failed[claim.entry] = _reason(error)
-        return Published(failed)
+        if denied and not sent:  # rights that nobody has any more; else only these messages' queues are out of reach
+            unpublished += tuple(denied)
+            broker_down = broker_down or next(iter(denied.values()))
+        else:
+            failed.update(denied)
+        return Published(failed, unpublished, broker_down)
 
     def close(self) -> None:
         """Close the connection; the next publish opens another."""
@@ -81,7 +112,8 @@ class CeleryPublisher:
     # ---------------------------------------------------------------------------------------------- one message
 
     def _publish_one(self, claim: Claim) -> None:
-        """Publish, or raise: _BrokerDown when nothing can be published now, anything else for this message alone.
+        """Publish, or raise: _BrokerDown when nothing can be published now, _Denied when perhaps nothing may be,
+        anything else for this message alone.
 
         A connection may have gone stale since it was last used, so its loss leads to a new one. When that is lost at
         once on the same message, and yet another can be opened, the broker is up: it is this message that breaks it.
@@ -103,15 +135,17 @@ class CeleryPublisher:
         try:
             link.send(message, claim, self._entity)
         except Exception as error:
-            if isinstance(error, link.channel_errors):
-                if _speaks_of_server(error):
-                    raise _BrokerDown(_reason(error)) from error
-                link.producer = None  # a broker closes the channel on which it refused something
-                raise
-            if not isinstance(error, link.connection_errors) and link.alive():
+            if link.service and _denied(error):
+                raise _Denied(_reason(error)) from error
+            if link.speaks_of_broker(error):
+                self.close()
+                raise _BrokerDown(_reason(error)) from error
+            if link.blames_message(error):
+                if isinstance(error, link.channel_errors):
+                    link.producer = None  # a broker closes the channel on which it refused something
                 raise
             self.close()
-            if _timed_out(error):
+            if link.service or _timed_out(error):
                 raise _BrokerDown(_reason(error)) from error
             raise _LinkLost(_reason(error)) from error
 
@@ -138,6 +172,10 @@ class _LinkLost(Exception):
     pass
 
 
+class _Denied(Exception):
+    """The rights to publish this are missing."""
+
+
 class _Link:
     """One connection with its channel, and what has been declared on it."""
 
@@ -145,13 +183,15 @@ class _Link:
         self._app = app
         self.connection = _own_connection(app)
         self.amqp = self.connection.transport.driver_type == "amqp"
+        self.service = self.connection.transport.driver_type not in _CONNECTING_TELLS
         self.producer: Any = None
         self._returned: list[str] = []
         self._declared: set[bytes] = set()
         self.channel_errors: tuple[type[BaseException], ...] = tuple(self.connection.channel_errors)
         self.connection_errors: tuple[type[BaseException], ...] = (
             *self.connection.connection_errors,
-            *self.connection.recoverable_connection_errors,
+            # The transport's own: kombu's Connection makes up for missing ones by adding all channel errors.
+            *getattr(self.connection.transport, "recoverable_connection_errors", ()),
             OperationalError,
             OSError,
             EOFError,
@@ -204,6 +244,20 @@ class _Link:
     def alive(self) -> bool:
         """False once the connection is known to be closed (py-amqp then raises AttributeErrors and the like)."""
         return not self.amqp or bool(self.connection.connected)
+
+    def speaks_of_broker(self, error: BaseException) -> bool:
+        """Whether the broker has answered that it takes nothing now."""
+        if self.service:
+            return _service_is_down(error)
+        return isinstance(error, self.channel_errors) and _speaks_of_server(error)
+
+    def blames_message(self, error: BaseException) -> bool:
+        """False when the connection is at fault. Several transports list such errors as the channel's, too."""
+        if self.service and _named(error, _MESSAGE_ERRORS):
+            return True
+        if isinstance(error, self.connection_errors):
+            return False
+        return isinstance(error, self.channel_errors) or self.alive()
 
     def send(self, message: Message, claim: Claim, entity: Callable[[bytes], Any]) -> None:
         if self.producer is None:
@@ -342,6 +396,37 @@ def _without_retries(transport: Any) -> Any:
 
 def _speaks_of_server(error: BaseException) -> bool:
     return type(error).__name__ in _SERVER_ERRORS or str(error).startswith(_SERVER_REPLIES)
+
+
+def _named(error: BaseException, names: frozenset[str]) -> bool:
+    return any(kind.__name__ in names for kind in type(error).__mro__)
+
+
+def _service_is_down(error: BaseException) -> bool:
+    """By a web service's answer: 5xx, too many requests, or credentials that have expired."""
+    status, code = _answer(error)
+    return (
+        status >= 500
+        or status == 429
+        or "thrott" in code
+        or code.startswith(_SERVICE_CODES)
+        or _named(error, _SERVICE_ERRORS)
+    )
+
+
+def _denied(error: BaseException) -> bool:
+    return "accessdenied" in _answer(error)[1]
+
+
+def _answer(error: BaseException) -> tuple[int, str]:
+    """The HTTP status (0: none) of AWS' ClientError, Google's and Azure's errors; the first's code in lower case."""
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):
+        status = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
+        code = str((response.get("Error") or {}).get("Code", "")).lower()
+    else:
+        status, code = getattr(error, "status_code", None) or getattr(error, "code", None), ""
+    return status if isinstance(status, int) else 0, code
 
 
 def _timed_out(error: BaseException) -> bool:

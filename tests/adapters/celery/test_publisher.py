@@ -245,7 +245,7 @@ def test_a_lost_lease_stops_the_batch(redis_broker: Any, app: Celery, publisher:
     outcome = publisher.publish(
         Batch([claim_of(payload, b"1"), claim_of(payload, b"2"), claim_of(payload, b"3")], lambda: next(answers))
     )
-    assert outcome.unpublished == [b"2", b"3"]
+    assert list(outcome.unpublished) == [b"2", b"3"]
     assert redis_broker.size() == 1
     with pytest.raises(LeaseLost):
         Batch([], lambda: False).ensure_held()
