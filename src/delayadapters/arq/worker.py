@@ -22,6 +22,7 @@ from ..redis.connect import loop_client
 from ..release.aio import AsyncReleaser
 from .client import DelayArqRedis, Wait, create_pool, native_enqueue, refuse_cluster
 from .releasing import ArqPublisher, Deferred, script
+from .running import CURRENT, Run, ending, starting
 from .settings import (
     EXPIRES_PREFIX,
     RETRY_TTL_MS,
@@ -62,6 +63,9 @@ class DelayWorker(Worker):
     """
 
     _pool: Any
+    on_job_start: Any
+    on_job_end: Any
+    tasks: dict[str, asyncio.Task[Any]]
 
     def __init__(
         self,
@@ -82,8 +86,10 @@ class DelayWorker(Worker):
         self._wake = asyncio.Event()
         self._told = self._started = False
         self._full = False
-        self._scores: dict[str, int] = {}
-        self._finishing: dict[str, asyncio.Task[Any] | None] = {}
+        self._unbegun: set[str] = set()
+        self._taking_back: asyncio.Task[None] | None = None
+        self.on_job_start = starting(self.on_job_start)
+        self.on_job_end = ending(self.on_job_end)
         self._stopping: asyncio.Future[None] | None = None
 
     @property
@@ -200,6 +206,7 @@ class DelayWorker(Worker):
         for job_id, score in await self._mark(ids, free):
             await self.sem.acquire()
             self.job_counter += 1
+            self._unbegun.add(job_id)
             task = self.loop.create_task(self.run_job(job_id, score))
             task.add_done_callback(lambda _: self._release_sem_dec_counter_on_complete())
             self.tasks[job_id] = task
@@ -219,9 +226,12 @@ class DelayWorker(Worker):
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
-            with contextlib.suppress(RedisError, OSError, asyncio.TimeoutError):
-                await self._unmark(*(job_id for job_id, _ in await asyncio.wait_for(asked, STOP_TIMEOUT)))
+            self._taking_back = self.loop.create_task(self._take_back(asked))  # close() waits for it
             raise
+
+    async def _take_back(self, asked: asyncio.Future[list[tuple[str, int]]]) -> None:
+        with contextlib.suppress(RedisError, OSError):
+            await self._unmark(*(job_id for job_id, _ in await asked))
 
     async def _unmark(self, *job_ids: str) -> None:
         if job_ids:
@@ -265,21 +275,33 @@ class DelayWorker(Worker):
     # ------------------------------------------------------------ retries
 
     async def run_job(self, job_id: str, score: int) -> None:
-        """arq's, which the worker's end ends well. arq's own ``close`` gives up at the ``CancelledError`` of a job that
-        was about to begin or to finish: ``on_shutdown`` is left out, and the job waits for its mark to pass, or runs
-        twice."""
-        self._scores[job_id] = score
+        """arq's, which the worker's end ends well: see :mod:`~delayadapters.arq.running`."""
+        self._unbegun.discard(job_id)
+        run = Run(job_id, score)
+        task = self.loop.create_task(self._run(run))
         try:
-            await super().run_job(job_id, score)
+            await asyncio.shield(task)
         except asyncio.CancelledError:
-            finishing = self._finishing.get(job_id)
-            if finishing is not None:
-                await self._let_finish(job_id, finishing)
-            elif self._scores.pop(job_id, None) is not None:
-                with contextlib.suppress(RedisError, OSError):
-                    await self._unmark(job_id)
-        finally:
-            self._finishing.pop(job_id, None)
+            await run.end(task)
+            error = "cancelled" if task.cancelled() else task.exception()
+            if error is not None:
+                log.warning("the end of job %s could not be written, it may run again: %s", job_id, error)
+
+    async def _run(self, run: Run) -> None:
+        CURRENT.set(run)
+        try:
+            await super().run_job(run.job_id, run.score)
+        except asyncio.CancelledError:
+            if run.begun:
+                raise
+            with contextlib.suppress(RedisError, OSError):
+                await self._give_back(run.job_id)
+
+    async def _give_back(self, job_id: str) -> None:
+        """A job that has not begun: its try is not used, and whoever comes next may run it."""
+        tries = await self.pool.incrby(retry_key_prefix + job_id, -1)
+        keys = [retry_key_prefix + job_id] if tries <= 0 else []
+        await self.pool.delete(*keys, in_progress_key_prefix + job_id)
 
     async def finish_job(
         self,
@@ -291,11 +313,10 @@ class DelayWorker(Worker):
         incr_score: int | None,
         keep_in_progress: float | None,
     ) -> None:
-        score = self._finishes(job_id)
-        moved = False
-        if incr_score and not finish and keep_in_progress is None and score is not None:
+        run, moved = CURRENT.get(), False
+        if incr_score and not finish and keep_in_progress is None and run is not None:
             try:
-                moved = await self._defer_retry(job_id, score + incr_score)
+                moved = await self._defer_retry(job_id, run.score + incr_score)
             except RedisFault as error:
                 if isinstance(error, OutcomeUnknown) and self.pool.delay_direct:
                     raise  # perhaps moved; what is left in arq's queue runs again when its in-progress key has passed
@@ -304,23 +325,6 @@ class DelayWorker(Worker):
             await super().finish_job(
                 job_id, finish, result_data, result_timeout_s, keep_result_forever, incr_score, keep_in_progress
             )
-
-    async def finish_failed_job(self, job_id: str, result_data: bytes | None) -> None:
-        self._finishes(job_id)
-        await super().finish_failed_job(job_id, result_data)
-
-    async def _let_finish(self, job_id: str, finishing: asyncio.Task[Any]) -> None:
-        done, _ = await asyncio.wait({finishing}, timeout=STOP_TIMEOUT)
-        error: Any = f"no answer in {STOP_TIMEOUT} s"
-        if done:
-            error = "cancelled" if finishing.cancelled() else finishing.exception()
-        if error is not None:
-            log.warning("the end of job %s could not be written, it may run again: %s", job_id, error)
-
-    def _finishes(self, job_id: str) -> int | None:
-        """Its score. arq shields the task that calls this from the end of the job's own."""
-        self._finishing[job_id] = asyncio.current_task()
-        return self._scores.pop(job_id, None)
 
     async def _defer_retry(self, job_id: str, due_ms: int) -> bool:
         """Moves a running job from arq's queue into ours, in one step on one Redis. False: leave it to arq.
@@ -379,7 +383,23 @@ class DelayWorker(Worker):
             self.main_task.cancel()
             await asyncio.wait({self.main_task})
         await self._stop_delay()
+        await self._end_jobs()
         await super().close()
+
+    async def _end_jobs(self) -> None:
+        if self._taking_back is not None:
+            await self._taking_back
+            self._taking_back = None
+        if not self._handle_signals:  # else the signal's handler has cancelled them, or lets them be
+            for task in self.tasks.values():
+                task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks.values())
+        # Cancelled before their first step.
+        self.tasks = {job_id: task for job_id, task in self.tasks.items() if not task.cancelled()}
+        unbegun, self._unbegun = self._unbegun, set()
+        if self._pool is not None:
+            await self._unmark(*unbegun)
 
     async def _start_delay(self) -> None:
         self._stopping = None

@@ -181,7 +181,13 @@ class DelayedArq(Delayed):
         worker = self._worker
         self._keys.run(("PSETEX", in_progress_key_prefix + job_id, int(worker.in_progress_timeout_s * 1000), b"1"))
         failed = worker.jobs_failed
-        await worker.run_job(job_id, score)
+        task = asyncio.ensure_future(worker.run_job(job_id, score))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()  # the test's own: arq would only have the job run again
+            await asyncio.wait({task})
+            raise
         if worker.jobs_failed > failed and self._propagate:
             self._errors.append(worker.raised.pop(job_id) if job_id in worker.raised else self._kept_error(job_id))
 

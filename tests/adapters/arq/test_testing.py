@@ -164,6 +164,21 @@ async def test_retries_are_deferred_by_what_they_say(jobs: DelayedArq, ran: list
     assert await at_once.result() == "done"
 
 
+async def test_a_test_can_give_up_waiting_for_a_job(delayed_arq: Make) -> None:
+    """Its cancellation is the test's own; the job is not run again for it."""
+    runs = []
+
+    async def hangs(ctx: Any) -> None:
+        runs.append(ctx["job_try"])
+        await asyncio.sleep(1000)
+
+    async with delayed_arq({"functions": [func(hangs, name="hangs")]}) as jobs:
+        await jobs.redis.enqueue_job("hangs", _defer_by=5)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(jobs.advance(6), 0.3)
+        assert runs == [1]
+
+
 async def test_too_many_tries_and_other_errors_are_raised(jobs: DelayedArq, ran: list[Any]) -> None:
     await jobs.redis.enqueue_job("flaky", 100)
     with pytest.raises(JobExecutionFailed, match="max 5 retries exceeded"):

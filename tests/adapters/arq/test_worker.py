@@ -15,7 +15,7 @@ import pytest
 from arq import Retry, cron, func
 from arq.connections import ArqRedis, RedisSettings
 from arq.constants import default_queue_name, in_progress_key_prefix, job_key_prefix, retry_key_prefix
-from arq.jobs import Job, JobStatus
+from arq.jobs import Job
 from arq.utils import timestamp_ms
 from arq.worker import Worker
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -438,72 +438,6 @@ async def test_a_closed_worker_can_run_again(settings, pool):
         await worker.close()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-@pytest.mark.parametrize("step", ["start_jobs", "run_job", "finish_job", "finish_failed_job"])
-async def test_an_end_at_any_step_of_a_job(server, settings, pool, step, caplog):
-    """SIGTERM while Redis has yet to answer that step: the hooks run, and the job is either done or free for the next
-    worker at once. (arq's own ``close`` gives up, and its mark keeps the job for minutes.)"""
-    caplog.set_level(logging.WARNING, "arq.worker")
-    armed, reached, ended = [], asyncio.Event(), []
-
-    class Interrupted(DelayWorker):
-        pass
-
-    async def interrupted(self, *args):
-        if armed and not reached.is_set():
-            reached.set()
-            server.pause()
-        await getattr(DelayWorker, step)(self, *args)
-
-    setattr(Interrupted, step, interrupted)
-
-    async def down(ctx):
-        ended.append(True)
-
-    name = "unknown" if step == "finish_failed_job" else "add"
-    worker = Interrupted([func(add, name="add")], redis_settings=settings, poll_delay=20, on_shutdown=down)
-    running = asyncio.create_task(worker.async_run())
-    first = await pool.enqueue_job("add", 1)  # Redis knows the scripts then
-    await first.result(timeout=40, poll_delay=0.01)
-    armed.append(True)
-    job = await pool.enqueue_job(name, 1)
-    await reached.wait()
-    await asyncio.sleep(0.1)  # the request is on its way
-    worker.handle_sig(signal.SIGTERM)
-    await asyncio.sleep(0.2)
-    assert not running.done(), "it waits for Redis"
-    server.resume()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(running, 40)
-    await asyncio.wait_for(worker.close(), 40)
-    assert ended == [True]
-    assert worker.releaser is None
-    assert all(task.done() for task in worker.tasks.values())
-    assert not await pool.exists(in_progress_key_prefix + job.job_id)
-    if step in ("finish_job", "finish_failed_job"):
-        assert await job.status() is JobStatus.complete
-    else:
-        assert await job.status() is JobStatus.queued
-        assert (await burst(settings, add)).jobs_complete == 1
-    assert await pool.zcard(default_queue_name) == 0
-    assert "could not be written" not in caplog.text
-
-
-async def test_an_end_before_the_worker_has_begun(settings):
-    reached = asyncio.Event()
-
-    async def up(ctx):
-        reached.set()
-        await asyncio.sleep(60)
-
-    worker = DelayWorker([add], redis_settings=settings, handle_signals=False, on_startup=up)
-    running = asyncio.create_task(worker.async_run())
-    await reached.wait()
-    await asyncio.wait_for(worker.close(), 40)
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert (worker.releaser, worker._pool) == (None, None)
 
 
 def test_sigterm_is_graceful(start_worker, server, ledger):
