@@ -16,6 +16,7 @@ Any number of loops may run on one queue, so every worker has one.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import random
 import select
@@ -23,12 +24,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery, bootsteps
 from celery.exceptions import ImproperlyConfigured
 from celery.platforms import set_mp_process_title
-from celery.utils.log import get_logger, iter_open_logger_fds
+from celery.utils.log import get_logger
 
 from .fixup import installed
 from .metrics import check_metrics, serve_metrics
@@ -100,6 +102,15 @@ def run_releaser(app: Celery, **options: Any) -> Releaser:
     return Releaser(make_queue(app), CeleryPublisher(app), **{"lease": LEASE, **options})
 
 
+def _serve_metrics(app: Celery, releaser: Releaser) -> MetricsServer | None:
+    """Whatever becomes of the metrics, tasks are released."""
+    try:
+        return serve_metrics(app, releaser)
+    except Exception as error:  # OSError: no such address here, a privileged port, a name that resolves to nothing, …
+        logger.error("The release loop's metrics are not served, tasks are released all the same: %s", error)
+        return None
+
+
 class ReleaseThread:
     """The loop in a thread of this process."""
 
@@ -110,7 +121,7 @@ class ReleaseThread:
 
     def start(self) -> None:
         self._releaser.start()
-        self._metrics = serve_metrics(self._app, self._releaser)
+        self._metrics = _serve_metrics(self._app, self._releaser)
 
     def stop(self) -> None:
         if self._metrics is not None:
@@ -255,7 +266,7 @@ def _child(app: Celery, hostname: str, parent: int, up: int) -> None:
     # A service manager tells all processes at once, and then the worker tells us: no sign of impatience.
     stop_on_signals(releaser, signal.SIGTERM, patiently=True)
     threading.Thread(target=_watch_parent, args=(releaser, parent), name="delay-parent-watch", daemon=True).start()
-    serve_metrics(app, releaser)
+    _serve_metrics(app, releaser)
     os.write(up, b"1")
     os.close(up)
     releaser.run()
@@ -326,12 +337,7 @@ def _let_go_of_inherited_files(but: int) -> None:
     Their numbers stay taken (by /dev/null): objects of the worker's that still refer to one must not close a file of
     ours that came to the same number.
     """
-    keep = {0, 1, 2, but}
-    for stream in iter_open_logger_fds():
-        try:
-            keep.add(stream.fileno())
-        except (AttributeError, OSError, ValueError):
-            continue
+    keep = {0, 1, 2, but, *_logging_files()}
     null = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
         number = int(name)
@@ -341,3 +347,27 @@ def _let_go_of_inherited_files(but: int) -> None:
                 os.dup2(null, number, inheritable=False)
             except OSError:
                 continue
+
+
+def _logging_files() -> Iterator[int]:
+    """Where this process logs to: streams, sockets (syslog), pipes (a queue to a process that logs)."""
+    found: list[logging.Logger | logging.PlaceHolder] = [
+        logging.getLogger(),
+        *logging.Logger.manager.loggerDict.values(),
+    ]
+    todo: list[Any] = [handler for logger in found for handler in getattr(logger, "handlers", ())]
+    seen: set[int] = set()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        for name, value in list(getattr(one, "__dict__", {}).items()):
+            if isinstance(value, logging.Handler) or name in ("queue", "listener"):
+                todo.append(value)
+            try:
+                number = value.fileno()
+            except (AttributeError, OSError, TypeError, ValueError):  # not a file, or a closed one
+                continue
+            if isinstance(number, int):
+                yield number

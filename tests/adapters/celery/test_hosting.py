@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import logging
+import logging.handlers
+import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +25,7 @@ from celery import Celery
 
 from delayadapters import State
 from delayadapters.celery.fixup import DelayFixup, installed
-from delayadapters.celery.hosting import run_releaser
+from delayadapters.celery.hosting import _let_go_of_inherited_files, run_releaser
 from delaytests import wait_until
 
 HERE = Path(__file__).parent
@@ -295,6 +299,76 @@ def test_children_of_a_process_that_has_used_its_queue_share_no_socket(
     expected = {"first", *(f"{who}-{t}-{n}" for who in names for t in range(2) for n in range(20))}
     jobs = app.delayadapters.jobs(limit=1000).jobs
     assert Counter(job.id for job in jobs) == Counter(expected)
+
+
+@pytest.fixture
+def log() -> Iterator[logging.Logger]:
+    """A logger that only its own handlers hear."""
+    made = logging.getLogger("delaytest.handlers")
+    made.propagate = False
+    yield made
+    for handler in list(made.handlers):
+        made.removeHandler(handler)
+        handler.close()
+
+
+def udp() -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    made.bind(("127.0.0.1", 0))
+    made.settimeout(10)
+    return made
+
+
+def test_the_release_process_logs_wherever_its_worker_does(log: logging.Logger, tmp_path: Path) -> None:
+    with (
+        udp() as syslog,
+        udp() as datagrams,
+        socket.create_server(("127.0.0.1", 0)) as stream,
+        socket.create_server(("127.0.0.1", 0)) as unrelated,
+        contextlib.closing(multiprocessing.Queue()) as queue,
+        socket.create_connection(unrelated.getsockname()) as client,
+    ):
+        target = logging.FileHandler(tmp_path / "buffered")
+        for handler in (
+            logging.handlers.SysLogHandler(syslog.getsockname()),
+            logging.handlers.DatagramHandler(*datagrams.getsockname()),
+            logging.handlers.SocketHandler(*stream.getsockname()),
+            logging.FileHandler(tmp_path / "plain"),
+            logging.handlers.MemoryHandler(1, target=target),
+        ):
+            log.addHandler(handler)
+        log.error("the worker")  # opens what opens late
+        log.addHandler(logging.handlers.QueueHandler(queue))
+        reader, up = os.pipe()
+        served, _ = unrelated.accept()
+        logged, _ = stream.accept()
+
+        def work() -> None:
+            _let_go_of_inherited_files(up)
+            log.error("its child")
+            queue.close()
+            queue.join_thread()
+            os.write(up, b"1")
+            wait_until((tmp_path / "end").exists, 30)
+
+        with forked(work), served, logged:
+            assert os.read(reader, 1) == b"1"
+            for listener in (syslog, datagrams):
+                assert b"the worker" in listener.recv(4096)
+                assert b"its child" in listener.recv(4096)
+            logged.settimeout(10)
+            received = b""
+            while b"its child" not in received:
+                received += logged.recv(4096)
+            for name in ("plain", "buffered"):
+                assert (tmp_path / name).read_text() == "the worker\nits child\n"
+            assert queue.get(timeout=10).getMessage() == "its child"
+            served.settimeout(10)
+            client.close()
+            assert served.recv(1) == b"", "the child holds the worker's connections"
+            (tmp_path / "end").touch()
+        os.close(reader)
+        os.close(up)
 
 
 def pooled(app: Celery) -> list[Any]:

@@ -53,6 +53,18 @@ def test_delay_run_serves_metrics_beside_another_one(celeryd, redis_broker, make
     assert second.log.count("taken by another process") == 1
 
 
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_a_worker_that_cannot_listen_says_so_once_and_releases(worker, redis_broker, make_app, executions, pool, host):
+    app = make_app(redis_broker.conf)
+    process = worker({**redis_broker.conf, "delayadapters_metrics_port": 0, "delayadapters_metrics_host": host}, pool)
+    for _ in range(2):
+        app.tasks["note"].apply_async(countdown=1.1)
+    wait_until(lambda: len(executions()) == 2, message=process.log)
+    assert process.log.count("metrics are not served") == 1
+    assert "died after" not in process.log
+
+
 def test_delay_run_that_cannot_listen_says_so(celeryd, redis_broker):
     process = celeryd(
         redis_broker.conf, "delay", "run", "--metrics-port", "0", "--metrics-host", "192.0.2.1", ready=None
