@@ -13,6 +13,8 @@ from typing import Any
 
 from celery import Celery, signals, states
 from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
 from celery.utils.log import get_logger
 from kombu.compression import decompress
 from kombu.serialization import loads, prepare_accept_content
@@ -55,9 +57,12 @@ def announce_cancelled(app: Celery, job: Job) -> None:
 
 
 def _mark(backend: Any, task_id: str, request: Context) -> None:
+    if isinstance(backend, DisabledBackend):
+        return
     # A result that is there already stays: a worker of another version may have revoked it just now (then only its
     # chord has not been told), or a chord's error handler has failed it (celery/worker/control.py, _revoke).
-    store = request.reply_to is not None or backend.get_state(task_id) not in states.READY_STATES
+    # An rpc:// backend knows only the results that were sent to this process.
+    store = isinstance(backend, RPCBackend) or backend.get_state(task_id) not in states.READY_STATES
     backend.mark_as_revoked(task_id, "revoked", request=request, store_result=store)
 
 

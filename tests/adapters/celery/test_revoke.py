@@ -15,7 +15,7 @@ from celery.contrib.testing.worker import start_worker
 from celery.exceptions import ChordError, TaskRevokedError
 from kombu.exceptions import OperationalError
 
-from delayadapters import Batch, Outcome, Published, Releaser
+from delayadapters import Batch, DelayQueue, Outcome, Published, Releaser
 from delayadapters.celery import panel
 from delayadapters.celery.cancelled import request_of
 from delayadapters.celery.publisher import CeleryPublisher
@@ -168,12 +168,24 @@ def test_without_a_result_backend(redis_broker: Any, make_app: Callable[..., Cel
     assert waiting(app) == set()
 
 
-def test_a_result_that_is_there_stays(app: Celery) -> None:
-    result = app.tasks["note"].apply_async(countdown=60)
-    app.backend.store_result(result.id, 7, "SUCCESS")
+@pytest.mark.parametrize(("state", "value"), [("SUCCESS", 7), ("FAILURE", ValueError("boom"))])
+@pytest.mark.parametrize("reply_to", [None, "somebody"])
+def test_a_result_that_is_there_stays(app: Celery, state: str, value: Any, reply_to: str | None) -> None:
+    options = {"reply_to": reply_to} if reply_to else {}
+    result = app.tasks["note"].apply_async(countdown=60, **options)
+    app.backend.store_result(result.id, value, state)
     result.revoke()
     assert waiting(app) == set()
-    assert result.get(timeout=1) == 7
+    assert result.state == state
+    assert repr(result.result) == repr(value)
+
+
+def test_a_result_that_is_sent_to_the_caller(redis_broker: Any, make_app: Callable[..., Celery]) -> None:
+    app = make_app({**redis_broker.conf, "result_backend": "rpc://"})
+    result = app.tasks["note"].apply_async(countdown=60)
+    result.revoke()
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=10)
 
 
 def test_what_is_being_released_is_left_to_the_workers(redis_broker: Any, make_app: Callable[..., Celery]) -> None:
@@ -186,6 +198,76 @@ def test_what_is_being_released_is_left_to_the_workers(redis_broker: Any, make_a
     assert calls == []
     assert result.state == "PENDING"
     assert queue.ack([claim]) == 1
+
+
+@pytest.mark.parametrize(
+    "cancel",
+    [
+        lambda app, id: app.AsyncResult(id).revoke(),
+        lambda app, id: app.delayadapters.cancel(id),
+        lambda app, id: app.delayadapters.cancel_many([id]),
+    ],
+    ids=["revoke", "cancel", "cancel_many"],
+)
+@pytest.mark.parametrize("acked", [False, True], ids=["leased", "acked"])
+def test_a_retry_that_waits_while_the_first_release_is_not_acked(
+    redis_broker: Any,
+    make_app: Callable[..., Celery],
+    monkeypatch: pytest.MonkeyPatch,
+    cancel: Callable[[Celery, str], Any],
+    acked: bool,
+) -> None:
+    """The worker has run the task already, and it retries, before the loop has acked its batch."""
+    app = make_app({**redis_broker.conf, "delayadapters_min_delay": 0, "delayadapters_direct": False})
+    note = app.tasks["note"]
+    header = [note.s(1).set(countdown=0.01), note.s(2).set(countdown=60)]
+    result = chord(header, app.tasks["total"].s()).apply_async()
+    member, other = result.parent.results
+    other.revoke()
+    queue = app.delayadapters
+    [claim] = wait_until(lambda: queue.claim(lease=30))
+    request = request_of(app, queue.get(member.id))
+    note.apply_async((1,), task_id=member.id, retries=1, countdown=60, chord=request.chord, group_id=request.group)
+    app.backend.store_result(member.id, ValueError("again"), "RETRY")
+    if acked:  # as soon as the cancel has found it on its way
+        native = DelayQueue.cancel
+
+        def cancelled(self: DelayQueue, id: str) -> Outcome:
+            outcome = native(self, id)
+            queue.ack([claim])
+            return outcome
+
+        monkeypatch.setattr(DelayQueue, "cancel", cancelled)
+    with heard(task_delay_cancelled, signals.task_revoked) as calls:
+        cancel(app, member.id)
+    assert [name for name, _ in calls] == ["task_delay_cancelled", "task_revoked"]
+    assert waiting(app) == set()
+    assert member.state == "REVOKED"
+    assert result.state == "FAILURE"
+
+
+@pytest.mark.parametrize("acked", [False, True], ids=["leased", "acked"])
+def test_a_task_that_is_claimed_while_it_is_cancelled_is_not_called_cancelled(
+    redis_broker: Any, make_app: Callable[..., Celery], monkeypatch: pytest.MonkeyPatch, acked: bool
+) -> None:
+    app = make_app({**redis_broker.conf, "delayadapters_min_delay": 0, "delayadapters_direct": False})
+    queue = app.delayadapters
+    native = DelayQueue.cancel
+
+    def cancelled(self: DelayQueue, id: str) -> Outcome:
+        claims = wait_until(lambda: queue.claim(lease=30))
+        outcome = native(self, id)
+        if acked:
+            queue.ack(claims)
+        return outcome
+
+    monkeypatch.setattr(DelayQueue, "cancel", cancelled)
+    with heard(task_delay_cancelled, signals.task_revoked) as calls:
+        for cancel in (queue.cancel, queue.revoke):
+            result = app.tasks["note"].apply_async(countdown=0.2)
+            assert cancel(result.id) in (Outcome.IN_FLIGHT, False)
+            assert result.state == "PENDING"
+    assert calls == []
 
 
 def test_a_control_class_of_the_users_own_stays(redis_broker: Any, make_app: Callable[..., Celery]) -> None:
