@@ -87,12 +87,18 @@ class Verbs:
         return Stored(id, raw_id, -when.micros if when.relative else when.micros, flags, tail, job.payload, meta)
 
     def schedule_many(
-        self, jobs: Iterable[NewJob], if_exists: IfExists, extras: Extras = NO_EXTRAS
+        self,
+        jobs: Iterable[NewJob],
+        if_exists: IfExists,
+        extras: Extras = NO_EXTRAS,
+        out: list[Job | None] | None = None,
     ) -> Steps[list[Job]]:
+        """``out`` is filled as jobs are known to be stored: who raises half-way still tells which ones are."""
         check_if_exists(if_exists)
         now = time.time_ns() // 1000
         ready = [self.new_job(job, now) for job in check_items(jobs, NewJob, "jobs")]
-        out: list[Job | None] = [None] * len(ready)
+        out = [] if out is None else out
+        out[:] = [None] * len(ready)
         shards: dict[ShardKeys, list[int]] = {}
         for index, job in enumerate(ready):
             shards.setdefault(self._of(job.raw_id), []).append(index)

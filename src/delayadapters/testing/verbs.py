@@ -103,10 +103,17 @@ class MemoryVerbs(Verbs):
     # ------------------------------------------------------------ schedule
 
     def schedule_many(
-        self, jobs: Iterable[NewJob], if_exists: IfExists, extras: Extras = NO_EXTRAS
+        self,
+        jobs: Iterable[NewJob],
+        if_exists: IfExists,
+        extras: Extras = NO_EXTRAS,
+        out: list[Job | None] | None = None,
     ) -> Steps[list[Job]]:
         yield from ()
-        return self._schedule(list(jobs) if isinstance(jobs, Iterable) else jobs, if_exists, extras)
+        stored = self._schedule(list(jobs) if isinstance(jobs, Iterable) else jobs, if_exists, extras)
+        if out is not None:
+            out[:] = stored
+        return stored
 
     def _schedule(self, jobs: Sequence[NewJob], if_exists: IfExists, extras: Extras) -> list[Job]:
         if self._refused(extras):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import time
+from collections import Counter
 
 import pytest
 import redis
@@ -13,7 +14,15 @@ from taskiq import InMemoryBroker, SmartRetryMiddleware, async_shared_broker
 from taskiq.exceptions import SendTaskError
 from taskiq_redis import ListQueueBroker, RedisStreamBroker
 
-from delayadapters import AsyncDelayQueue, DelayQueue, OutOfMemory, PayloadTooLarge, RedisUnavailable, WrongKeyType
+from delayadapters import (
+    AsyncDelayQueue,
+    DelayQueue,
+    OutcomeUnknown,
+    OutOfMemory,
+    PayloadTooLarge,
+    RedisUnavailable,
+    WrongKeyType,
+)
 from delayadapters.taskiq import DelayLabelError, DelayMiddleware
 from delaytests import wait_until_async
 from delaytests.taskiqs import started, working
@@ -142,6 +151,64 @@ async def test_one_bad_of_many_at_once_spoils_no_other(make_broker, server):
         assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, Exception)] == [7]
         assert isinstance(outcomes[7].__cause__, PayloadTooLarge)
         assert (await queue.stats()).waiting == 19
+
+
+async def test_of_many_at_once_each_is_told_of_its_own_task(make_broker, start_redis):
+    """Redis is full half-way: who hears of an error has stored nothing, who hears of none has."""
+    server = start_redis()
+    client = server.client()
+    broker = make_broker(url=server.url, delay={"url": server.url, "embed": False})
+    task = add_task(broker)
+    async with started(broker):
+        ids = [f"task-{n}" for n in range(1500)]
+        in_part = 0
+        for more in range(1, 9):
+            client.config_set("maxmemory", client.info("memory")["used_memory"] + more * 1_000_000)
+            outcomes = await asyncio.gather(
+                *(task.kicker().with_labels(delay=60).with_task_id(one).kiq("x" * 4000) for one in ids),
+                return_exceptions=True,
+            )
+            client.config_set("maxmemory", 0)
+            told = {one for one, outcome in zip(ids, outcomes, strict=True) if not isinstance(outcome, Exception)}
+            in_part += 0 < len(told) < len(ids)
+            assert {type(outcome.__cause__) for outcome in outcomes if isinstance(outcome, Exception)} <= {OutOfMemory}
+            queue = broker.delay.queue
+            stored = [one for one in ids if await queue.get(one) is not None]
+            assert set(stored) == told
+            await queue.purge()
+        assert in_part
+
+
+async def test_many_at_once_all_hear_within_the_timeout(make_broker, start_redis):
+    """Not one round after the other, each with a time-out of its own."""
+    server = start_redis()
+    broker = make_broker(url=server.url, delay={"url": server.url, "timeout": 1.5, "embed": False})
+    task = add_task(broker)
+    async with started(broker):
+        await task.kicker().with_labels(delay=60).kiq(0)
+        with server.paused():
+            began = time.monotonic()
+            sends = [asyncio.create_task(task.kicker().with_labels(delay=60).kiq(n)) for n in range(6000)]
+            outcomes = await asyncio.gather(*sends, return_exceptions=True)
+            assert time.monotonic() - began < 10, "13 rounds of 1.5 s would be 19"
+        assert all(isinstance(outcome.__cause__, RedisUnavailable) for outcome in outcomes)
+
+
+async def test_a_caller_whose_time_is_over_is_told_that_nothing_was_sent(make_broker, start_redis):
+    server = start_redis()
+    broker = make_broker(url=server.url, delay={"url": server.url, "timeout": 1.0, "embed": False})
+    task = add_task(broker)
+    async with started(broker):
+        await task.kicker().with_labels(delay=60).kiq(0)
+        with server.paused():
+            sends = [asyncio.create_task(task.kicker().with_labels(delay=60).kiq(n)) for n in range(600)]
+            await asyncio.sleep(0.3)
+            time.sleep(1.5)  # the program is busy
+            outcomes = await asyncio.gather(*sends, return_exceptions=True)
+        causes = Counter(type(outcome.__cause__) for outcome in outcomes)
+        assert causes.keys() == {OutcomeUnknown, RedisUnavailable}
+        assert "not sent" in str(outcomes[-1].__cause__)
+        assert (await broker.delay.queue.stats()).waiting <= 1 + causes[OutcomeUnknown]
 
 
 async def test_a_cancelled_caller_takes_no_other_with_it(make_broker):
