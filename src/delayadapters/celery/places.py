@@ -7,16 +7,20 @@ Celery has spellings of its own (``redis+socket://``, ``CERT_REQUIRED``), and Se
 
 ``delayadapters_redis_url`` takes the same form; ``?master_name=mymaster`` then names the master, and without it the
 broker's own option does.
+
+``?credential_provider=package.module.Class`` is kombu's and Celery's way to passwords that change (AWS IAM, Entra): a
+``redis.credentials.CredentialProvider``, made without arguments, in place of the URL's user and password.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
+from kombu.utils.imports import symbol_by_name
 
 from ..redis.connect import client_options, try_seconds
 
@@ -80,16 +84,22 @@ class RedisPlace(NamedTuple):
         """What two spellings of one place have in common."""
         if self.sentinels:
             hosts = ",".join(f"{host}:{port}" for host, port in sorted(self.sentinels))
-            user = self.options.get("username") or ""
+            user = self._provider or self.options.get("username") or ""
             return Identity(_SENTINEL, f"{hosts}/{self.master}", int(self.options.get("db") or 0), user)
         parts = urlsplit(self.url)
         query = parse_qs(parts.query)
-        user = unquote(parts.username or query.get("username", [""])[0] or "")
+        user = self._provider or unquote(parts.username or query.get("username", [""])[0] or "")
         path = unquote(parts.path)
         if parts.scheme == "unix":
             return Identity("unix", path, int(query.get("db", ["0"])[0]), user)
         database = query.get("db", [path.strip("/") or "0"])[0]
         return Identity(parts.scheme, f"{parts.hostname or 'localhost'}:{parts.port or 6379}", int(database), user)
+
+    @property
+    def _provider(self) -> str:
+        """The name of the class that says who we are, if there is one."""
+        kind = type(self.options["credential_provider"]) if "credential_provider" in self.options else None
+        return f"{kind.__module__}.{kind.__qualname__}" if kind else ""
 
     @property
     def local(self) -> bool:
@@ -104,7 +114,7 @@ def place_of_setting(app: Celery, value: Any) -> RedisPlace:
     """The value of ``delayadapters_redis_url``. Raises ImproperlyConfigured for one that is none."""
     scheme = urlsplit(value).scheme if isinstance(value, str) else None
     if scheme in _SCHEMES:
-        return RedisPlace(str(value), {})
+        return _with_provider(RedisPlace(str(value), {}))
     if scheme == _SENTINEL:
         connection = app.connection_for_write()
         options = dict(connection.transport_options or {}) if _is_sentinel(connection) else {}
@@ -132,7 +142,8 @@ def broker_place(app: Celery) -> RedisPlace | None:
             options.update(connection.ssl if isinstance(connection.ssl, Mapping) else {}, ssl=True)
         urls = list(connection.alt or ()) or [f"sentinel://{connection.hostname}:{connection.port or _SENTINEL_PORT}"]
         given = {
-            "username": connection.userid or None, "password": connection.password or None, "db": database, **options
+            "username": connection.userid or None, "password": connection.password or None, "db": database, **options,
+            "credential_provider": getattr(connection, "credential_provider", None),
         }  # fmt: skip
         return _sentinel_place(urls, transport_options, "the broker's broker_transport_options", given)
     host = connection.hostname or "127.0.0.1"
@@ -141,13 +152,15 @@ def broker_place(app: Celery) -> RedisPlace | None:
         parts = urlsplit(host)
         credentials = credentials or _credentials(parts.username, parts.password)
         path = unquote(parts.path) or "/" + (parts.netloc or "")
-        return RedisPlace(f"unix://{credentials}{path}?db={database}", options)
+        provider = parse_qs(parts.query).get("credential_provider", [None])[0]
+        return _with_provider(RedisPlace(f"unix://{credentials}{path}?db={database}", options), provider)
     secure = bool(connection.ssl) or connection.transport_cls == "rediss"
     if secure and isinstance(connection.ssl, Mapping):
         options.update(connection.ssl)
     scheme = "rediss" if secure else "redis"
     shown = f"[{host}]" if ":" in host else host
-    return RedisPlace(f"{scheme}://{credentials}{shown}:{connection.port or 6379}/{database}", options)
+    place = RedisPlace(f"{scheme}://{credentials}{shown}:{connection.port or 6379}/{database}", options)
+    return _with_provider(place, getattr(connection, "credential_provider", None))
 
 
 def backend_place(app: Celery) -> RedisPlace | None:
@@ -156,6 +169,7 @@ def backend_place(app: Celery) -> RedisPlace | None:
     if not isinstance(url, str):
         return None
     scheme = urlsplit(url).scheme
+    provider = app.conf.get("redis_backend_credential_provider")
     if scheme in ("redis", "rediss"):
         options: dict[str, Any] = {}
         if scheme == "rediss" and isinstance(app.conf.redis_backend_use_ssl, Mapping):
@@ -163,12 +177,14 @@ def backend_place(app: Celery) -> RedisPlace | None:
         # Celery's spelling of ssl_cert_reqs (celery/backends/redis.py), in redis-py's
         for name in ("required", "optional", "none"):
             url = url.replace(f"ssl_cert_reqs=CERT_{name.upper()}", f"ssl_cert_reqs={name}")
-        return RedisPlace(url, options)
+        return _with_provider(RedisPlace(url, options), provider)
     if scheme in ("socket", "redis+socket"):
         parts = urlsplit(url)
-        database = parse_qs(parts.query).get("virtual_host", ["0"])[0].strip("/") or "0"
+        query = parse_qs(parts.query)
+        database = query.get("virtual_host", ["0"])[0].strip("/") or "0"
         credentials = f"{parts.netloc.rsplit('@', 1)[0]}@" if "@" in parts.netloc else ""
-        return RedisPlace(f"unix://{credentials}{parts.path}?db={database}", {})
+        place = RedisPlace(f"unix://{credentials}{parts.path}?db={database}", {})
+        return _with_provider(place, query.get("credential_provider", [provider])[0])
     if scheme == _SENTINEL:
         return _sentinel_place(
             url.split(";"), app.conf.result_backend_transport_options or {}, "result_backend_transport_options"
@@ -209,11 +225,46 @@ def _sentinel_place(
             "password": unquote(first.password or "") or None,
             "db": _number(first.path),
         }
+    provider = query.get("credential_provider") or options.pop("credential_provider", None)
+    if provider:
+        options = {**_without_password(options), "credential_provider": _provider(provider)}
     for name in ("min_other_sentinels", "sentinel_kwargs"):
         if transport_options.get(name):
             options[name] = transport_options[name]
     shown = ",".join(f"{host}:{port}" for host, port in sentinels)
     return RedisPlace(f"sentinel://{shown}/{options['db']}?master_name={quote(master)}", options, sentinels, master)
+
+
+def _with_provider(place: RedisPlace, provider: Any = None) -> RedisPlace:
+    """The place with the credential provider that its URL names, else this one, in place of user and password."""
+    parts = urlsplit(place.url)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    provider = query.pop("credential_provider", None) or provider
+    if not provider:
+        return place
+    rest = urlencode(_without_password(query))
+    address = parts.netloc.rpartition("@")[2]
+    url = f"{parts.scheme}://{address}{parts.path}{'?' if rest else ''}{rest}"
+    return RedisPlace(url, {**_without_password(place.options), "credential_provider": _provider(provider)})
+
+
+def _without_password(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in ("username", "password")}
+
+
+def _provider(given: Any) -> Any:
+    """As ``_process_credential_provider`` makes it of a name (kombu/transport/redis.py)."""
+    from redis.credentials import CredentialProvider
+
+    try:
+        made: Any = given
+        if isinstance(given, str):
+            made = symbol_by_name(given)()  # type: ignore[no-untyped-call]  # kombu's
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ImproperlyConfigured(f"the credential provider {given!r} cannot be imported: {error}") from error
+    if not isinstance(made, CredentialProvider):
+        raise ImproperlyConfigured(f"{given!r} is no redis.credentials.CredentialProvider")
+    return made
 
 
 def _number(database: Any) -> int:

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -16,8 +17,11 @@ from typing import Any
 
 import kombu
 import pytest
+import redis
 from celery import Celery
+from celery.exceptions import ImproperlyConfigured
 from kombu import Exchange, Queue
+from redis.credentials import UsernamePasswordCredentialProvider
 
 from delayadapters import Batch, Claim, Published
 from delayadapters.celery.fixup import installed
@@ -196,6 +200,88 @@ def _info(server: RedisServer) -> bytes:
     if isinstance(answer, dict):
         return "\n".join(f"{name}:{value}" for name, value in answer.items()).encode()
     return bytes(answer)
+
+
+# ---------------------------------------------------------------------------------------------------------- credentials
+
+
+class Credentials(UsernamePasswordCredentialProvider):
+    """What a user of AWS IAM or Entra names in the URL."""
+
+    def __init__(self) -> None:
+        super().__init__("tasks", "of today")
+
+
+PROVIDER = f"{Credentials.__module__}.{Credentials.__qualname__}"
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[RedisServer]:
+    """A Redis, with a Unix socket and a Sentinel, in which only the user of these credentials may do anything."""
+    with RedisServer(unixsocket=True) as server:
+        admin = server.client()
+        name, password = Credentials().get_credentials()
+        admin.acl_setuser(
+            name, enabled=True, passwords=f"+{password}", keys=["*"], channels=["*"], categories=["+@all"]
+        )
+        admin.execute_command("ACL", "SETUSER", "default", "-@all", "+ping", "+info")
+        yield server
+
+
+@pytest.fixture
+def clean(guarded: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, Credentials.__module__, sys.modules[__name__])
+    with redis.Redis(port=guarded.port, credential_provider=Credentials()) as client:
+        client.flushall()
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "leased"])
+@pytest.mark.parametrize("spelling", ["url", "url with another user", "socket", "sentinel", "two sentinels"])
+@pytest.mark.usefixtures("clean")
+def test_a_broker_with_a_credential_provider(
+    guarded: RedisServer, make_app: Callable[..., Celery], spelling: str, direct: bool
+) -> None:
+    with contextlib.ExitStack() as stack:
+        conf: dict[str, Any] = {"delayadapters_direct": direct}
+        if "sentinel" in spelling:
+            sentinel = stack.enter_context(Sentinel(guarded, default_binary()))
+            url = f"sentinel://127.0.0.1:{sentinel.port}/1"
+            conf["broker_url"] = f"{url}?credential_provider={PROVIDER}" + (f";{url}" if "two" in spelling else "")
+            conf["broker_transport_options"] = {"master_name": sentinel.name}
+        elif spelling == "socket":
+            conf["broker_url"] = f"redis+socket://{guarded.socket_path}?virtual_host=2&credential_provider={PROVIDER}"
+        else:
+            user = "somebody:else@" if "user" in spelling else ""
+            conf["broker_url"] = f"redis://{user}127.0.0.1:{guarded.port}/3?credential_provider={PROVIDER}"
+        app = make_app(conf)
+        assert (installed(app).direct.refusal() is None) == direct  # type: ignore[union-attr]
+        check_priorities_and_names(app, direct)
+
+
+@pytest.mark.usefixtures("clean")
+def test_another_place_with_a_credential_provider(guarded: RedisServer, make_app: Callable[..., Celery]) -> None:
+    named = f"credential_provider={PROVIDER}"
+    plain = f"redis://127.0.0.1:{guarded.port}/0"
+    socket = f"redis+socket://{guarded.socket_path}?virtual_host=0"
+    places: list[dict[str, Any]] = [
+        {"delayadapters_redis_url": f"{plain}?{named}"},
+        {"delayadapters_redis_url": f"unix://{guarded.socket_path}?db=0&{named}"},
+        {"result_backend": f"{plain}?{named}"},
+        {"result_backend": f"{socket}&{named}"},
+        {"result_backend": plain, "redis_backend_credential_provider": PROVIDER},
+        {"result_backend": plain, "redis_backend_credential_provider": Credentials()},
+    ]
+    for number, conf in enumerate(places, 1):
+        app = make_app({"broker_url": "amqp://", **conf})
+        app.send_task("note", countdown=60)
+        assert app.delayadapters.stats().waiting == number
+
+
+def test_a_credential_provider_that_is_none(make_app: Callable[..., Celery]) -> None:
+    for wrong in ("nowhere.Provider", "collections.NoSuchClass", "collections.OrderedDict"):
+        app = make_app({"broker_url": f"redis://127.0.0.1/0?credential_provider={wrong}"})
+        with pytest.raises(ImproperlyConfigured, match=wrong):
+            app.delayadapters.stats()
 
 
 # ------------------------------------------------------------------------------------------------------ the same Redis?
