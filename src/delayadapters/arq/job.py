@@ -159,8 +159,15 @@ class DelayJob(Job):
             return info is not None and isinstance(info.result, asyncio.CancelledError)
         await self._redis.zadd(abort_jobs_ss, {self.job_id: timestamp_ms()})
         await self._redis.publish(self._channel, "abort")
+        # A task of its own tells the job's CancelledError from our caller's.
+        ended = asyncio.ensure_future(self.result(timeout=timeout, poll_delay=poll_delay))
         try:
-            await self.result(timeout=timeout, poll_delay=poll_delay)
+            await asyncio.wait({ended})
+        except asyncio.CancelledError:
+            ended.cancel()
+            raise  # the request stands
+        try:
+            await ended
         except asyncio.CancelledError:
             aborted = True
         except asyncio.TimeoutError:

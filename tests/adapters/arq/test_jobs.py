@@ -174,6 +174,29 @@ async def test_abort_of_a_running_job_where_the_worker_does_not_allow_it(pool, w
     assert await stock.zcard(abort_jobs_ss) == 0, "arq never takes such a request out"
 
 
+async def test_who_gives_up_an_abort_is_not_told_that_it_has_happened(pool, work):
+    go = asyncio.Event()
+
+    async def slow(ctx):
+        await go.wait()
+
+    work(slow)  # which does not allow aborts
+    job = await pool.enqueue_job("slow")
+    await wait_until_async(lambda: in_progress(job))
+    aborting = asyncio.create_task(job.abort(poll_delay=0.01))
+    await wait_until_async(lambda: pool.zscore(abort_jobs_ss, job.job_id))
+    await asyncio.sleep(0.05)
+    aborting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await aborting
+    go.set()
+    await job.result(timeout=20, poll_delay=0.01)
+
+
+async def in_progress(job):
+    return await job.status() is JobStatus.in_progress
+
+
 async def test_abort_of_a_finished_job(pool, work):
     work(add)
     job = await pool.enqueue_job("add", 1)
