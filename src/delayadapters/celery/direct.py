@@ -1,9 +1,9 @@
 """Direct release into a Redis broker: the claim script itself pushes kombu's message onto the queue's list.
 
 It needs no process of ours between the delay queue and the broker, so a task is released exactly once. It is right only
-where the two are one Redis and where kombu's whole publish is one LPUSH: the plain Redis transport, the default
-exchange (as Celery uses for every queue with a direct exchange), a queue that does not expire. Whatever else is
-published goes the leased way, through kombu, and :class:`DirectRelease` says why, once.
+where the two are one Redis and where kombu's whole publish is one LPUSH: kombu's own Redis transport (Sentinel's, too),
+the default exchange (as Celery uses for every queue with a direct exchange), a queue that does not expire. Whatever
+else is published goes the leased way, through kombu, and :class:`DirectRelease` says why, once.
 
 What kombu would push is asked of kombu: its own channel class, with a client that records instead of a connection,
 makes key, message and declarations. For each new list the recorded LPUSH is compared with ours before ours is trusted.
