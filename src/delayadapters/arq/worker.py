@@ -409,7 +409,10 @@ class DelayWorker(Worker):
         if settings.embed:
             self.releaser = make_releaser(self.pool)
             await self.releaser.start()
-        self.metrics = serve_metrics(self.pool, self.releaser)
+        if (port := settings.metrics_port) is not None:
+            from ..metrics.serving import serve_beside
+
+            self.metrics = serve_beside(self.pool.delay_queue, self.releaser, port=port, host=settings.metrics_host)
 
     async def _stop_delay(self) -> None:
         """Once, however many wait for it (``main`` ends, and ``close`` is called)."""

@@ -23,7 +23,7 @@ from .measuring import SomeReleaser
 from .prometheus import QueueCollector
 from .reading import reader_of
 
-__all__ = ["DEFAULT_HOST", "MetricsServer", "serve"]
+__all__ = ["DEFAULT_HOST", "MetricsServer", "serve", "serve_beside"]
 
 log: Final = logging.getLogger("delayadapters.metrics")
 AGAIN: Final = 15.0
@@ -156,6 +156,18 @@ def serve(
     server = MetricsServer(queue, releaser, port=port, host=host, loop=loop)
     server.start()
     return server
+
+
+def serve_beside(
+    queue: DelayQueue | AsyncDelayQueue, releaser: SomeReleaser | None, *, port: int, host: str = DEFAULT_HOST
+) -> MetricsServer | None:
+    """:func:`serve` beside the work of a worker: an address that cannot be listened on is logged, and jobs are released
+    all the same."""
+    try:
+        return serve(queue, releaser, port=port, host=host)
+    except OSError as error:  # no such address here, a privileged port, a name that resolves to nothing, …
+        log.error("metrics address=%s:%s cannot be served, jobs are released all the same: %s", host, port, error)
+        return None
 
 
 class _Server(ThreadingHTTPServer):

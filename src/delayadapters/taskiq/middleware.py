@@ -466,9 +466,9 @@ class DelayMiddleware(TaskiqMiddleware):
         self._releaser = AsyncReleaser(queue, publisher, **options)
         await self._releaser.start()
         if self.metrics_port is not None:
-            from ..metrics.serving import serve
+            from ..metrics.serving import serve_beside
 
-            self.metrics = serve(queue, self._releaser, port=self.metrics_port, host=self.metrics_host)
+            self.metrics = serve_beside(queue, self._releaser, port=self.metrics_port, host=self.metrics_host)
         log.info("delay release: queue %r, %s", queue.name, type(self.broker).__name__)
 
     async def _stop(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from delayadapters.taskiq import DelayMiddleware
-from delaytests import wait_until
+from delaytests import wait_until, wait_until_async
 from delaytests.http import fetch, port_told
+from delaytests.taskiqs import started
 
 
 async def test_whoever_releases_serves_metrics(make_broker):
@@ -27,6 +28,23 @@ async def test_whoever_releases_serves_metrics(make_broker):
     assert broker.delay.metrics is None
     with pytest.raises(OSError, match="refused"):
         await asyncio.to_thread(fetch, port)
+
+
+async def test_an_address_that_cannot_be_had_stops_no_release(make_broker, caplog):
+    broker = make_broker(delay={"metrics_port": 9, "metrics_host": "203.0.113.9", "embed_in_client": True})
+
+    @broker.task
+    async def task(): ...
+
+    async with started(broker):
+        await task.kicker().with_labels(delay=0.1).kiq()
+
+        async def released():
+            return (await broker.delay.queue.counters()).released == 1
+
+        await wait_until_async(released, timeout=30)
+        assert broker.delay.metrics is None
+    assert "203.0.113.9:9 cannot be served" in caplog.text
 
 
 def test_delay_release_serves_metrics(app):
