@@ -383,7 +383,8 @@ class DelayWorker(Worker):
             self.main_task.cancel()
             await asyncio.wait({self.main_task})
         await self._stop_delay()
-        await self._end_jobs()
+        if self._pool is not None:
+            await self._end_jobs()
         await super().close()
 
     async def _end_jobs(self) -> None:
@@ -398,8 +399,7 @@ class DelayWorker(Worker):
         # Cancelled before their first step.
         self.tasks = {job_id: task for job_id, task in self.tasks.items() if not task.cancelled()}
         unbegun, self._unbegun = self._unbegun, set()
-        if self._pool is not None:
-            await self._unmark(*unbegun)
+        await self._unmark(*unbegun)
 
     async def _start_delay(self) -> None:
         self._stopping = None
