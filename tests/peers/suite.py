@@ -77,12 +77,21 @@ def fetch(peer: Peer, folder: Path) -> Path:
 
 
 def run(peer: Peer, source: Path, which: str, arguments: Sequence[str]) -> Results:
-    """One run of the peer's tests."""
-    report = source / f"{which}.xml"
+    """One run of the peer's tests, each of its paths in a pytest of its own: what tests of one leave behind (a mock in
+    place of a class of a library) does not reach another's."""
+    given = any(one.startswith(("t/", "tests/")) for one in arguments)
+    results: Results = {}
+    for number, path in enumerate([""] if given else peer.paths):
+        results |= _run(peer, source, f"{which}-{number}", which, [*arguments, *([path] if path else [])])
+    return results
+
+
+def _run(peer: Peer, source: Path, name: str, which: str, arguments: Sequence[str]) -> Results:
+    report = source / f"{name}.xml"
     env = os.environ | {f"{peer.name.upper()}_SUITE": which, "PYTHONPATH": f"{HERE}{os.pathsep}{SUPPORT}"}
     command = [sys.executable, "-m", "pytest", "-p", f"{peer.name}_plugin", "-q", f"--junitxml={report}"]
-    command += [*peer.options, *arguments, *_paths(peer, arguments)]
-    log_file = source / f"{which}.log"
+    command += [*peer.options, *arguments]
+    log_file = source / f"{name}.log"
     with log_file.open("wb") as log:
         ended = subprocess.run(
             command, cwd=source, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
@@ -90,18 +99,12 @@ def run(peer: Peer, source: Path, which: str, arguments: Sequence[str]) -> Resul
     if keep := peer.env("SUITE_LOGS"):
         shutil.copy(log_file, keep)
     if ended.returncode not in (0, 1) or not report.exists():  # tests that could not be collected, for one
-        raise SystemExit(f"{peer.name}'s own tests, {which}: pytest ended with {ended.returncode}\n{_end_of(log_file)}")
+        raise SystemExit(f"{peer.name}'s own tests, {name}: pytest ended with {ended.returncode}\n{_end_of(log_file)}")
     return _read(report)
 
 
 def _end_of(log_file: Path) -> str:
     return log_file.read_text(errors="replace")[-4000:]
-
-
-def _paths(peer: Peer, arguments: Sequence[str]) -> Sequence[str]:
-    """The peer's paths, unless some are given."""
-    given = any(one.startswith(("t/", "tests/")) for one in arguments)
-    return () if given else peer.paths
 
 
 def _read(report: Path) -> Results:
