@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -253,6 +254,16 @@ def test_the_reference_has_every_verb_and_option(name, command):
         if isinstance(parameter, click.Option):
             for word in (*parameter.opts, *parameter.secondary_opts):
                 assert f"`{word}" in section or f" {word}`" in section, f"{name} {word}"
+
+
+def test_every_verb_takes_json_but_those_that_the_help_names():
+    found = dict(verbs_of(main))
+    without = {name for name, command in found.items() if not any("--json" in one.opts for one in command.params)}
+    for text in (main.help, PAGE.read_text("utf-8")):
+        [said] = re.findall(r"Every verb takes `?--json`?, but for (.*?)\.(?:\s|$)", " ".join(text.split()))
+        named = set(re.sub(r"\([^)]*\)", "", said).replace("`", "").replace(" and ", ", ").replace(" ", "").split(","))
+        assert without == {name for name in named if name in OURS}
+        assert named - without == {"arq", "arq-migrate"}, "of the arq adapter"
 
 
 def test_the_reference_has_the_groups_options_and_every_exit_status():

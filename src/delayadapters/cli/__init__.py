@@ -107,7 +107,7 @@ _EPILOG = """Exit status: 0 when everything asked for was done, 1 when something
 def main(ctx: click.Context, url: str | None, name: str, shards: int, cluster: bool, timeout: float) -> None:
     """Delayed jobs that wait in Redis: see them, steer them, move them, and check the setup.
 
-    Times are shown in UTC. Every verb takes --json, but for those that serve: metrics and arq.
+    Times are shown in UTC. Every verb takes --json, but for metrics, arq and arq-migrate.
     """
     from .desk import sit_down
     from .own import OwnQueue

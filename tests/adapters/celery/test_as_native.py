@@ -265,13 +265,17 @@ def test_a_lost_worker(
     app = make_app(conf)
     worker(conf)
     retried, rejected = (app.tasks[name].apply_async(countdown=0.5) for name in ("dies_retried", "dies_rejected"))
-    wait_until(lambda: len(executions()) >= 4, 30, message="four executions")
-    runs = sorted(executions(), key=lambda run: run.at)
-    [first, second] = [run for run in runs if run.id == retried.id]
+
+    def runs_of(result: Any) -> list[Any]:
+        return sorted((run for run in executions() if run.id == result.id), key=lambda run: run.at)
+
+    # When two children die at once, Celery may hand the rejected one out once more, as it does without any delay.
+    wait_until(lambda: min(len(runs_of(one)) for one in (retried, rejected)) >= 2, 60, message="two runs of each")
+    first, second = runs_of(retried)[:2]
     assert (first.retries, second.retries) == (0, 1)
     assert second.at >= due(second) > due(first), "the retry waited with us, too"
     assert first.pid != second.pid
-    [first, second] = [run for run in runs if run.id == rejected.id]
+    first, second = runs_of(rejected)[:2]
     assert (first.retries, second.retries) == (0, 0)
     assert due(second) == due(first), "the same message"
     wait_until(lambda: retried.state == rejected.state == "SUCCESS")
