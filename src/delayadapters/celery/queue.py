@@ -10,7 +10,6 @@ from celery import Celery
 
 from ..due import check_id
 from ..jobs import Job, Outcome, State
-from ..redis.connect import try_seconds
 from ..redis.sync import DelayQueue
 from .cancelled import announce_cancelled
 
@@ -27,7 +26,7 @@ class TaskQueue(DelayQueue):
         """As ``from_url`` makes one, for a client that no URL describes (Sentinel). Closing the queue closes it."""
         # max_payload: Celery has no limit on messages, so neither have we.
         queue = cls(client, name=name, max_payload=None)
-        queue._owned, queue._bound, queue._try = True, timeout, try_seconds(timeout)
+        queue._own(timeout)
         queue.app = app
         return queue
 

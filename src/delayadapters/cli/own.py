@@ -65,7 +65,7 @@ def _cluster_queue(url: str, *, name: str, shards: int, timeout: float) -> Delay
     from redis.cluster import RedisCluster
     from redis.exceptions import RedisClusterException, RedisError
 
-    from ..redis.connect import client_options, try_seconds
+    from ..redis.connect import client_options
     from ..redis.faults import translate
     from ..redis.sync import DelayQueue
 
@@ -80,7 +80,7 @@ def _cluster_queue(url: str, *, name: str, shards: int, timeout: float) -> Delay
                 raise click.UsageError(f"--cluster: {told}") from error
         raise translate(error, "connect", [], maybe_done=False) from error
     queue = DelayQueue(client, name=name, shards=shards)
-    queue._owned, queue._bound, queue._try = True, timeout, try_seconds(timeout)
+    queue._own(timeout)
     return queue
 
 

@@ -75,8 +75,12 @@ class DelayQueue:
         check_wait(own, settings)
         client = redis.Redis.from_url(url, **settings)
         queue = cls(client, name=name, shards=shards, **own)
-        queue._owned, queue._bound, queue._try = True, timeout, try_seconds(timeout)
+        queue._own(timeout)
         return queue
+
+    def _own(self, timeout: float) -> None:
+        """The client was made for this queue: closed with it; a request is repeated for up to ``timeout`` seconds."""
+        self._owned, self._bound, self._try = True, timeout, try_seconds(timeout)
 
     # ------------------------------------------------------------ life
 
